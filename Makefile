@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 WORKERS ?= 2
+# Tests of one file stay in one worker, so that what they share is made once.
+DIST ?= loadfile
 # Of the audits that `make calibration` counts; sections that a stopped call left are kept.
 SCALE ?= 1
 # Runs of every fault, and audits of every correct run, that `make faults` counts.
@@ -15,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast snapshots test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor mechanisms final faults flower opacus-versions lora fuzz kills mutants comparison museum release docs docs-release clean
+.PHONY: help run test test-fast durations snapshots test-portable test-lowest test-pythons lint types check bench clean-runs leaks calibration monitor mechanisms final faults flower opacus-versions lora fuzz kills mutants comparison museum notebooks paper pictures release docs docs-release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -39,10 +41,13 @@ run: $(VENV)/demo.stamp  ## train with Opacus, canaries attached, and audit: ver
 	$(BIN)/askgauss demo
 
 test: $(VENV)/all.stamp  ## the whole test suite
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist $(DIST)
 
 test-fast: $(VENV)/all.stamp  ## the inner loop: what needs no training, process or browser
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m fast
+	$(BIN)/python -m pytest -n $(WORKERS) --dist $(DIST) -m fast
+
+durations: $(VENV)/all.stamp  ## CPU seconds of the whole suite, by folder and by costly file
+	$(BIN)/python -m pytest -n $(WORKERS) --dist $(DIST) -p tests.durations
 
 snapshots: $(VENV)/all.stamp  ## what fixed runs answer otherwise than before, words and numbers apart; keeps it
 	$(BIN)/python -m tests.snapshots --write
@@ -83,7 +88,7 @@ mechanisms: $(VENV)/all.stamp  ## any mechanism: broken ones found, correct ones
 	$(BIN)/python -m tests.calibration.final_cells
 
 final: $(VENV)/all.stamp  ## what finished models tell, on Fashion-MNIST: the tables of docs/final-models.md
-	$(BIN)/askgauss data fetch fashion-mnist
+	$(BIN)/python -m paper data fetch fashion-mnist
 	$(BIN)/python -m benchmarks.final_models
 
 faults: $(VENV)/all.stamp  ## every named fault, its finding and its power; rewrites docs/faults.md
@@ -114,6 +119,10 @@ comparison: $(VENV)/all.stamp  ## other auditing packages on the same scores; re
 
 museum: $(VENV)/all.stamp  ## real bugs of released libraries beside mended twins; rewrites docs/museum.md, goes on where it stopped
 	$(BIN)/python -m museum all --docs docs/museum.md
+
+paper: $(VENV)/all.stamp  ## the paper's experiments at full scale; rewrites docs/reproduction.md, goes on where it stopped
+	$(BIN)/python -m paper data fetch cifar10
+	$(BIN)/python -m paper reproduce all --folder reproduction --docs docs
 
 release: $(VENV)/all.stamp  ## wheel, sdist and bill of materials, installed and used in empty environments
 	PYTHON=$(BIN)/python .ci/wheel

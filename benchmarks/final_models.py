@@ -18,8 +18,8 @@ import askgauss as ag
 from askgauss import final
 from askgauss.accounting import dpsgd_noise_multiplier
 from askgauss.canaries import DiracCanaries
-from askgauss.paper import data as image_sets
 from benchmarks.conv_training import ConvTraining, worst_conv_start
+from paper import data as image_sets
 
 EPSILON, DELTA = 10.0, 1e-5
 CLAIM = ag.PrivacyClaim(epsilon=EPSILON, delta=DELTA)

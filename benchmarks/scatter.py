@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from opacus.grad_sample import GradSampleModule
 
-from askgauss.paper.linear_heads import Heads, HeadsShape
-from askgauss.paper.networks import ScatterLinear
+from paper.linear_heads import Heads, HeadsShape
+from paper.networks import ScatterLinear
 
 CHANNELS, PLACES, CLASSES = 243, 64, 10
 BATCH = 1024

@@ -42,9 +42,8 @@ def train(noise_multiplier: float) -> tuple[DPFTRL, float]:
         noise_multiplier=noise_multiplier,
         steps=STEPS,
         expected_batch_size=len(training) / STEPS,
-        canaries=ag.DiracCanaries(present=1000, absent=3000, dimension=parameters, seed=1),
+        canaries=ag.DiracCanaries(present=1000, absent=3000, dimension=parameters),
         release="nodes",
-        seed=0,
     )
     for records in np.array_split(training, STEPS):
         loss = torch.nn.functional.cross_entropy(model(features[records]), target[records])

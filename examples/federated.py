@@ -65,7 +65,6 @@ def main() -> None:
             clip_norm=CLIP_NORM,
             noise_multiplier=NOISE_MULTIPLIER,
             sampling=sampling,
-            seed=0,
         )
         train(aggregate)
         weighing = "the examples they report" if weigh_by_examples else "the same"

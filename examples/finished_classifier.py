@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import askgauss as ag
 from askgauss.blackbox import losses
-from askgauss.membership import Membership
+from askgauss.blackbox.membership import Membership
 
 warnings.filterwarnings("ignore", module="opacus")
 CLAIM = ag.PrivacyClaim(epsilon=2.0, delta=1e-5)

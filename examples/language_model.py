@@ -155,9 +155,7 @@ def main(epsilon: float) -> None:
             steps=STEPS,
             accountant="prv",
         )
-        audit = AuditCallback(
-            claim=claim, present=5000, absent=10_000, inject="sum", seed=0, report=False
-        )
+        audit = AuditCallback(claim=claim, present=5000, absent=10_000, inject="sum", report=False)
         trainer.add_callback(audit)
         trainer.train()
 

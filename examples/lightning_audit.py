@@ -79,7 +79,7 @@ def main() -> None:
     )
     claim = ag.PrivacyClaim(epsilon=EPSILON, delta=DELTA)
     with tempfile.TemporaryDirectory() as folder:
-        audit = AuditCallback(claim=claim, seed=0, monitor=True)
+        audit = AuditCallback(claim=claim, monitor=True)
         trainer = pl.Trainer(
             max_epochs=EPOCHS,
             accelerator="cpu",

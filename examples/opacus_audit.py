@@ -44,7 +44,7 @@ def main() -> None:
         if fault != 1.0:
             break_noise(optimizer, fault)
 
-        with CanaryAudit(optimizer, data_loader=loader, model=model, seed=0) as audit:
+        with CanaryAudit(optimizer, loader, model=model) as audit:
             train(model, optimizer, loader)
 
         claim = ag.PrivacyClaim(epsilon=engine.get_epsilon(DELTA), delta=DELTA)

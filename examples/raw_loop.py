@@ -17,7 +17,7 @@ def main() -> None:
     target = np.sign(features @ rng.normal(size=FEATURES))
     weights = np.zeros(FEATURES)
 
-    canaries = ag.DiracCanaries(present=90, absent=1000, dimension=FEATURES, seed=0)
+    canaries = ag.DiracCanaries(present=90, absent=1000, dimension=FEATURES)
     recorder = ag.Recorder(
         canaries,
         sampling_rate=SAMPLING_RATE,

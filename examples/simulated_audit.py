@@ -15,7 +15,6 @@ def main() -> None:
             noise_multiplier=noise_multiplier,
             present=2500,
             absent=2500,
-            seed=0,
         )
         print(f"DP-SGD with noise multiplier {noise_multiplier:g}, claiming {claim}:")
         print(ag.audit(transcript, claim=claim))

@@ -3,7 +3,7 @@
 #
 #   sbatch examples/slurm_ray.sh
 #
-# Needs askgauss[ray] in the environment of every node. Submit it again after a time limit: cells
+# Submit it from a checkout that every node sees, with askgauss[ray] in their environment. Submit it again after a time limit: cells
 # that are done are not done twice.
 #SBATCH --job-name=askgauss-sweep
 #SBATCH --nodes=4
@@ -36,4 +36,4 @@ if ((${#nodes[@]} > 1)); then
 fi
 
 srun --nodes=1 --ntasks=1 --nodelist="$head" --overlap \
-  askgauss sweep --ray "$address:$PORT" --folder "$FOLDER"
+  python -m paper sweep --ray "$address:$PORT" --folder "$FOLDER"

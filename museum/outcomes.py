@@ -12,7 +12,7 @@ import askgauss as ag
 from askgauss.mechanism_audit import MechanismResult
 from askgauss.replay import ReplayReport
 from askgauss.results import AuditResult, Status, Verdict
-from askgauss.stats.binomial import clopper_pearson_lower
+from askgauss.stats.limits import clopper_pearson_lower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ _SECONDS = 1800.0
 _OUTCOMES = environments.ENVIRONMENTS / "outcomes"
 _SOURCES = Path(__file__).parent.parent / "src" / "askgauss"
 # What draws, prints and reproduces has no part in an outcome.
-_NOT_THE_AUDIT = ("cli", "paper", "plots", "report")
+_NOT_THE_AUDIT = ("cli", "plots", "report")
 GREEN = ("CONSISTENT", "INCONCLUSIVE")
 
 

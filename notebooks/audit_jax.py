@@ -42,7 +42,9 @@ def run(noise_scale=1.0):
     privatizer = noise_addition.gaussian_privatizer(
         stddev=noise_scale * sigma, prng_key=jax.random.key(secrets.randbits(32))
     )
-    audit = Audit(params, sampling=Poisson(rate=rate), clip_norm=1.0, noise_multiplier=sigma, steps=steps)
+    audit = Audit(
+        params, sampling=Poisson(rate=rate), clip_norm=1.0, noise_multiplier=sigma, steps=steps
+    )
     privatizer = audit.wrap(privatizer)
     state = privatizer.init(params)
     chance = np.random.default_rng(secrets.randbits(64))
@@ -58,7 +60,9 @@ def run(noise_scale=1.0):
         chosen = np.flatnonzero(chance.random(records) < rate)[:size]
         padding = np.arange(size) >= len(chosen)
         chosen = np.pad(chosen, (0, size - len(chosen)))
-        params, state = step(params, state, features[chosen], jnp.asarray(labels)[chosen], jnp.asarray(padding))
+        params, state = step(
+            params, state, features[chosen], jnp.asarray(labels)[chosen], jnp.asarray(padding)
+        )
     return audit, state
 
 
@@ -66,7 +70,9 @@ def run(noise_scale=1.0):
 # ## A correct run
 
 # %%
-epsilon = ag.accounting.dpsgd_epsilon(noise_multiplier=sigma, sampling_rate=rate, steps=steps, delta=1e-5)
+epsilon = ag.accounting.dpsgd_epsilon(
+    noise_multiplier=sigma, sampling_rate=rate, steps=steps, delta=1e-5
+)
 claim = ag.PrivacyClaim(epsilon=epsilon, delta=1e-5)
 audit, state = run()
 print(audit.result(state, claim=claim))

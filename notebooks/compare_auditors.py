@@ -13,7 +13,9 @@ import numpy as np
 import askgauss as ag
 
 rate, steps, claim = 4096 / 50000, 2500, ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
-noise = ag.accounting.dpsgd_noise_multiplier(sampling_rate=rate, steps=steps, epsilon=8.0, delta=1e-5)
+noise = ag.accounting.dpsgd_noise_multiplier(
+    sampling_rate=rate, steps=steps, epsilon=8.0, delta=1e-5
+)
 run = ag.simulate_dpsgd(
     steps=steps, sampling_rate=rate, noise_multiplier=noise, present=2500, absent=2500
 )
@@ -34,12 +36,18 @@ methods = {
 }
 epsilons, found = (1.0, 2.0, 4.0, 8.0), {name: [] for name in methods}
 for epsilon in epsilons:
-    noise = ag.accounting.dpsgd_noise_multiplier(sampling_rate=rate, steps=steps, epsilon=epsilon, delta=1e-5)
+    noise = ag.accounting.dpsgd_noise_multiplier(
+        sampling_rate=rate, steps=steps, epsilon=epsilon, delta=1e-5
+    )
     bounds = {name: [] for name in methods}
     for _ in range(10):
-        run = ag.simulate_dpsgd(steps=steps, sampling_rate=rate, noise_multiplier=noise, present=1000, absent=1000)
+        run = ag.simulate_dpsgd(
+            steps=steps, sampling_rate=rate, noise_multiplier=noise, present=1000, absent=1000
+        )
         for name, method in methods.items():
-            bounds[name].append(ag.audit(run, delta=1e-5, auditor=method, diagnostics=False).epsilon_lower)
+            bounds[name].append(
+                ag.audit(run, delta=1e-5, auditor=method, diagnostics=False).epsilon_lower
+            )
     for name in methods:
         found[name].append(np.mean(bounds[name]))
 
@@ -58,5 +66,15 @@ plt.show()
 from askgauss import power
 
 for method in ("gaussian-shift", "one-run-fdp", "one-run"):
-    plan = power.solve(epsilon=4.0, delta=1e-5, present=None, absent=5000, steps=steps, sampling_rate=rate, alternative=8.0, power=0.8, auditor=method)
+    plan = power.solve(
+        epsilon=4.0,
+        delta=1e-5,
+        present=None,
+        absent=5000,
+        steps=steps,
+        sampling_rate=rate,
+        alternative=8.0,
+        power=0.8,
+        auditor=method,
+    )
     print(f"{method:16} {plan}")

@@ -77,8 +77,12 @@ results = {
     for name, found in values.items()
 }
 for name, result in results.items():
-    metrics = attack_metrics(*(membership.scores(values[name]).present, membership.scores(values[name]).absent))
-    print(f"{name:12} attack AUC {metrics.auc}, epsilon >= {result.epsilon_lower:.2f}: {result.verdict.value}")
+    metrics = attack_metrics(
+        *(membership.scores(values[name]).present, membership.scores(values[name]).absent)
+    )
+    print(
+        f"{name:12} attack AUC {metrics.auc}, epsilon >= {result.epsilon_lower:.2f}: {result.verdict.value}"
+    )
 
 # %% [markdown]
 # The memorising model violates the claim it never made. The bound of the private model is far below 2: black-box
@@ -103,6 +107,13 @@ for name, found in values.items():
 grid = np.linspace(1e-3, 1, 400)
 allowed = np.minimum(np.exp(2.0) * grid + 1e-5, 1 - np.exp(-2.0) * (1 - 1e-5 - grid))
 axes.plot(grid, np.minimum(allowed, 1), color="grey", linestyle="--", label="claim: epsilon 2")
-axes.set(xscale="log", yscale="log", xlabel="false positive rate", ylabel="true positive rate", xlim=(1e-3, 1), ylim=(1e-3, 1))
+axes.set(
+    xscale="log",
+    yscale="log",
+    xlabel="false positive rate",
+    ylabel="true positive rate",
+    xlim=(1e-3, 1),
+    ylim=(1e-3, 1),
+)
 axes.legend()
 plt.show()

@@ -16,7 +16,6 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import askgauss as ag
 from askgauss.integrations.opacus import CanaryAudit
 
 warnings.simplefilter("ignore")
@@ -54,12 +53,25 @@ import subprocess
 
 
 def shell(*arguments):
-    done = subprocess.run(["askgauss", *map(str, arguments)], capture_output=True, text=True, cwd=folder)
+    done = subprocess.run(
+        ["askgauss", *map(str, arguments)], capture_output=True, text=True, cwd=folder
+    )
     print(done.stdout.strip() or done.stderr.strip())
     print(f"exit code {done.returncode}")
 
 
-shell("audit", "transcript.npz", "--epsilon", f"{epsilon:.3f}", "--delta", "1e-5", "--json", "audit.json", "--html", "audit.html")
+shell(
+    "audit",
+    "transcript.npz",
+    "--epsilon",
+    f"{epsilon:.3f}",
+    "--delta",
+    "1e-5",
+    "--json",
+    "audit.json",
+    "--html",
+    "audit.html",
+)
 
 # %% [markdown]
 # The same transcript against a claim that is too small fails:

@@ -21,8 +21,8 @@ from askgauss.accounting import (
     history_epsilon,
 )
 from askgauss.exceptions import InvalidArgumentError
+from askgauss.stats import composition
 from askgauss.stats import gaussian as ag_gaussian
-from askgauss.stats import quantised_composition
 
 # ------------------------------------------------------------------ exact oracles for few steps
 
@@ -212,8 +212,8 @@ def test_full_batches_are_the_gaussian_mechanism():
 )
 def test_merging_never_reveals(signal, rate):
     """At every level the merged step has the smaller divergence, and by little."""
-    interval = min(quantised_composition.loss_deviation(signal, rate) / 20, 0.1)
-    origin, indices, mass = quantised_composition.merged_step(signal, rate, interval)
+    interval = min(composition.loss_deviation(signal, rate) / 20, 0.1)
+    origin, indices, mass = composition.merged_step(signal, rate, interval)
     losses = origin + interval * indices
     assert np.all(mass >= 0.0)
     assert mass.sum() == pytest.approx(1.0, abs=1e-14)
@@ -232,7 +232,7 @@ def test_gathering_keeps_the_ratio_of_every_group():
     inner = targets[:-1] + rng.uniform(0.05, 0.95, 49) * np.diff(targets)
     losses = [targets[0], *inner, targets[-1] + 0.05]
     masses = rng.exponential(size=51)
-    groups, sums, rest = quantised_composition.gather(targets.tolist(), losses, masses.tolist())
+    groups, sums, rest = composition.gather(targets.tolist(), losses, masses.tolist())
     assert sum(sums) + rest == pytest.approx(masses.sum())
     # Absent mass is present mass times e^-loss; it is conserved group by group, hence below it.
     absent = np.array(sums) @ np.exp(-targets[groups])
@@ -252,7 +252,7 @@ def test_self_convolution_is_convolution():
     single = np.zeros(130)
     single[indices + 40] = mass
     direct = functools.reduce(np.convolve, [single] * 7)
-    first, composed = quantised_composition.self_convolve(indices, mass, 7)
+    first, composed = composition.self_convolve(indices, mass, 7)
     for offset, probability in enumerate(direct):
         position = offset - 7 * 40 - first
         found = composed[position] if 0 <= position < composed.size else 0.0
@@ -267,7 +267,7 @@ def test_hockey_stick_inverse():
         return float(mass @ np.maximum(0.0, 1 - np.exp(epsilon - losses)))
 
     for delta in (1e-3, 0.05, 0.3, 0.9):
-        found = quantised_composition.hockey_stick_epsilon(-1.0, 0.25, mass, delta, 1)
+        found = composition.hockey_stick_epsilon(-1.0, 0.25, mass, delta, 1)
         assert found == pytest.approx(root(delta_at, delta), abs=1e-9)
 
 
@@ -277,15 +277,15 @@ def test_rounding_allowance_exceeds_the_rounding():
 
     if np.finfo(np.longdouble).eps > 1e-18:
         pytest.skip("no extended precision on this machine")
-    _, every, masses = quantised_composition.merged_step(0.38, 0.08, 7e-4)
+    _, every, masses = composition.merged_step(0.38, 0.08, 7e-4)
     for steps in (10, 1000, 20_000):
-        first, composed = quantised_composition.self_convolve(every, masses, steps)
+        first, composed = composition.self_convolve(every, masses, steps)
         kept = masses > 1e-18 / steps
         indices, mass = every[kept], masses[kept]
         size = composed.size
         single = np.bincount(indices % size, weights=mass, minlength=size).astype(np.longdouble)
         precise = np.roll(irfft(rfft(single) ** steps, size), -(first % size))
-        assert np.abs(precise - composed).sum() < quantised_composition.rounding_error(steps)
+        assert np.abs(precise - composed).sum() < composition.rounding_error(steps)
 
 
 # ------------------------------------------------------------------------------------- extremes
@@ -319,7 +319,7 @@ def test_the_cruder_bound_is_a_bound():
         (20.0, 0.01, 1000, 0.5),
         (90.0, 0.1, 50, 0.9),
     ]:
-        crude = quantised_composition.threshold_epsilon(signal, rate, steps, 1e-5)
+        crude = composition.threshold_epsilon(signal, rate, steps, 1e-5)
         good = dpsgd_epsilon_lower(
             signal_to_noise=signal, sampling_rate=rate, steps=steps, delta=1e-5
         )

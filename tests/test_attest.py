@@ -106,6 +106,7 @@ def test_an_audit_without_checks_is_refused():
         ({"auditor": "one-run"}, "its method is one-run"),
         ({"confidence": 0.6}, "its confidence is 0.6 instead of 0.95"),
         ({"gate_error": 0.1}, "its gate error is 0.1 instead of 0.001"),
+        ({"auditor": ag.SubsampledGaussian(counts_only=True)}, "has other options"),
     ],
 )
 def test_every_document_says_that_the_audit_is_not_the_default_one(options, words):
@@ -120,6 +121,19 @@ def test_every_document_says_that_the_audit_is_not_the_default_one(options, word
         assert "not tested by the default audit" in made[name], name
         assert words in made[name].replace("&#45;", "-"), name
         assert "not tested by the default audit" not in usual[name], name
+
+
+def test_a_result_of_another_version_is_at_most_warned():
+    """Nobody compares what it says was tested with its checks, so that an editor names one."""
+    _, usual = pack("consistent")
+    result = samples.consistent()
+    fine = tuple(replace(part, status="fine") for part in result.scope)
+    made = evidence_pack(replace(result, version="0.0.1", scope=fine), subjects=WEIGHTS)
+    for documents, outcome in ((usual, "PASSED"), (made, "WARNED")):
+        statement = json.loads(documents["statement.json"])
+        assert statement["predicate"]["result"] == outcome
+    for name in set(FILES) - {"result.json"}:
+        assert "made with askgauss 0.0.1" in made[name].replace("&#46;", "."), name
 
 
 def test_lenient_is_warned():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import askgauss as ag
-from askgauss.audited_run import AuditedRun
+from askgauss.auditing import AuditedRun
 from askgauss.exceptions import InvalidArgumentError
 
 CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
@@ -60,4 +60,4 @@ def test_nobody_says_again_what_a_result_takes():
             if isinstance(node, ast.FunctionDef) and node.name == "result":
                 named = {argument.arg for argument in node.args.kwonlyargs}
                 homes += [path.name] if "gate_error" in named else []
-    assert homes == ["audited_run.py"]
+    assert homes == ["auditing.py"]

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from askgauss import BlockCanaries, DiracCanaries
@@ -214,7 +214,6 @@ def test_canaries_are_frozen():
 # --- watched coordinates -----------------------------------------------------------------------
 
 
-@settings(max_examples=300)
 @given(canaries=either)
 def test_watched_coordinates(canaries):
     """Against a list of every free coordinate of every tensor."""

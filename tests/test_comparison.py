@@ -77,11 +77,11 @@ class TestRows:
         table = compare(
             SCORES,
             delta=1e-5,
-            auditors=[ag.OneRun(), ag.OneRun(two_sided=False, selection=ag.UnionBound())],
+            auditors=[ag.OneRun(), ag.OneRun(two_sided=False, selection=ag.Split())],
         )
         assert [row.label for row in table.rows] == [
             "one-run",
-            "one-run (selection=UnionBound(candidates=16, seed=0), two_sided=False)",
+            "one-run (selection=Split(fraction=0.2, seed=0), two_sided=False)",
         ]
 
     def test_the_area_under_the_curve_stands_beside_the_bounds(self):

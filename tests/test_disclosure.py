@@ -16,7 +16,7 @@ import pytest
 
 import askgauss as ag
 from askgauss.evidence.attestation import evidence_pack
-from askgauss.figures.course_figures import with_course
+from askgauss.figures.run_figures import with_course
 from askgauss.figures.summary import HEXAGONS, PIT_POINTS, Summary, hexagon_centres, summarise
 from askgauss.monitor.feed import FEED_NAME, write_feed
 from askgauss.publish.disclosure import publishable

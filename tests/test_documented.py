@@ -30,7 +30,6 @@ INSIDE = {
     "files",
     "integrations",
     "mechanisms",
-    "paper",
     "publish",
     "replay",
     "stats",

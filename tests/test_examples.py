@@ -6,19 +6,19 @@ In this process, so that torch and jax are imported once; what only takes longer
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
+from tests import forks
+
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 # Constants of an example that set its length, and nothing that is tested here.
 SHORTER = {
-    "jax_transformer": {"STEPS": 40},
+    "jax_transformer": {"STEPS": 40, "RECORDS": 600},
     "language_model": {"RECORDS": 300, "CANARIES": 600},
     "lightning_audit": {"EPOCHS": 2},
 }
@@ -39,18 +39,9 @@ def in_this_process(example, capsys):
 
 
 def on_two_ranks(example, folder):
-    ranks = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [sys.executable, *ranks, str(example)],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    done = forks.ran_as_ranks(example, 2, cwd=folder)
+    assert [rank.returncode for rank in done] == [0, 0], [rank.stderr for rank in done]
+    return "".join(rank.stdout for rank in done)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

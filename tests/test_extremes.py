@@ -19,7 +19,7 @@ from askgauss.exceptions import InvalidArgumentError
 from askgauss.federated import simulate_federated
 from askgauss.monitor.simulate_run import RunFault, most_noticed, runs_on_paper, steps_to_alarm
 from askgauss.simulation import simulate_scores
-from askgauss.stats import binomial, quantised_composition, score_law, search, subsampled_shift
+from askgauss.stats import composition, limits, score_law
 
 HUGE = 10**400
 RUN = {"sampling_rate": 0.1, "steps": 50}
@@ -100,7 +100,6 @@ REFUSED = {
         rounds=1, clients=10**6, noise_multiplier=2.0, dimension=10**6, present=2, absent=2
     ),
     "an endless replay": lambda: ag.replay(print, [1, 2], leave_out=0, steps=10**20),
-    "splits without end": lambda: ag.MultiSplit(splits=10**9),
     "resamples without end": lambda: ag.GaussianEllipsoid(resamples=10**9),
     "outputs without end": lambda: ag.audit_mechanism(
         abs, 0.0, 1.0, delta=1e-5, max_samples=10**12
@@ -235,14 +234,14 @@ def test_a_delta_that_rounds_to_one_contradicts_nothing():
 
 
 def test_of_many_steps_a_window_of_counts_is_tried():
-    whole = quantised_composition.threshold_epsilon(8.0, 0.1, 100_000, 1e-5)
-    part = quantised_composition.threshold_epsilon(8.0, 0.1, 100_001, 1e-5)
+    whole = composition.threshold_epsilon(8.0, 0.1, 100_000, 1e-5)
+    part = composition.threshold_epsilon(8.0, 0.1, 100_001, 1e-5)
     assert part == pytest.approx(whole, rel=1e-4)
-    assert 0.0 < quantised_composition.threshold_epsilon(8.0, 0.1, 10**9, 1e-5) < math.inf
+    assert 0.0 < composition.threshold_epsilon(8.0, 0.1, 10**9, 1e-5) < math.inf
 
 
 def test_a_level_that_is_never_left_is_no_endless_search():
-    low, high = search.level_bracket(lambda x: 0.0, 1.0, 1.0)
+    low, high = limits.level_bracket(lambda x: 0.0, 1.0, 1.0)
     assert low > 1e100
     assert high == math.inf
 
@@ -278,15 +277,15 @@ def test_epsilon_beyond_all_means():
     for shift in (1e-3, 1.0, 1e3):
         reach = shift / 0.1
         for epsilon in (1e150, 1e300, 1.01 * reach * (0.5 * reach + 50.0)):
-            leak = subsampled_shift.subsampled_shift_delta(epsilon, shift, **RUN)
+            leak = score_law.subsampled_shift_delta(epsilon, shift, **RUN)
             assert leak == 0.0
         near = 0.9 * reach * (0.5 * reach + 30.0)
-        assert subsampled_shift.subsampled_shift_delta(near, shift, **RUN) >= 0.0
-    assert subsampled_shift.subsampled_shift(1e300, 1e-5, **RUN) == math.inf
+        assert score_law.subsampled_shift_delta(near, shift, **RUN) >= 0.0
+    assert score_law.subsampled_shift(1e300, 1e-5, **RUN) == math.inf
 
 
 def test_weights_of_a_rate_that_underflows():
-    counts, logs = binomial.binomial_weights(100, 5e-324, 92.0)
+    counts, logs = limits.binomial_weights(100, 5e-324, 92.0)
     assert counts[0] == 0.0
     assert logs[0] == 0.0
     assert np.exp(logs[1:]).sum() < 1e-300

@@ -566,6 +566,54 @@ def _(files):
     return files.promise(json.dumps(content, sort_keys=True, separators=(",", ":")))
 
 
+# --- what a result would be checked by is left out ----------------------------------------------
+
+
+@forgery(
+    "everything is called tested, and the facts of the run left out",
+    command="check-results",
+    says="one without the other",
+)
+def _(files):
+    def edit(content):
+        content["metadata"] = {}
+        for part in content["scope"]:
+            part["status"] = "fine"
+
+    return files.other(edit=edit)
+
+
+@forgery(
+    "a result of few canaries is called public, and the facts of the run left out",
+    command="attest",
+    says="one without the other",
+)
+def _(files):
+    few = recorded(canaries=20)
+    return files.other(
+        result=ag.audit(few, claim=CLAIM),
+        edit=lambda content: content.update(metadata={}, private=False),
+    )
+
+
+@forgery("the words about the accountant are changed", says="accounted epsilon.summary")
+def _(files):
+    run = accounted(files.transcript)
+    result = ag.audit(run.with_facts(replace(run.facts, accounted_epsilon=7.9)), claim=CLAIM)
+    changed = files.other(transcript=run, result=result)
+    return changed.findings(
+        replace(item, summary=f"{item.summary} A regulator has approved of it.")
+        if item.check == "accounted epsilon"
+        else item
+        for item in result.findings
+    )
+
+
+def accounted(run):
+    """A run whose accountant counted its steps; what that says itself is not kept."""
+    return run.with_facts(replace(run.facts, accounted=((2.0, 0.2, 60),), accounted_steps=60))
+
+
 # ------------------------------------------------------------------------------------------------
 
 
@@ -622,6 +670,35 @@ def test_what_a_monitor_saw_is_taken_on_trust(files):
     found = invoke("verify", names)
     assert found.exit_code == 0
     assert "not checked monitor" in " ".join(found.output.split())
+
+
+@pytest.mark.parametrize(("own", "status"), [(7.9, Status.PASS), (8.24567, Status.WARN)])
+def test_what_the_accountant_says_is_taken_on_trust(own, status, files):
+    """It is asked when the result is made, and all that follows from its answer is compared."""
+    run = accounted(files.transcript)
+    result = ag.audit(run.with_facts(replace(run.facts, accounted_epsilon=own)), claim=CLAIM)
+    (finding,) = (item for item in result.findings if item.check == "accounted epsilon")
+    assert finding.status is status
+    found = invoke("verify", files.other(transcript=run, result=result).write())
+    assert found.exit_code == 0, found.output
+    assert "not checked accountant" in " ".join(found.output.split())
+
+
+def test_membership_that_scores_do_not_record_is_taken_on_trust(files):
+    generator = np.random.default_rng(0)
+    scores = ag.CanaryScores.from_groups(
+        present=generator.normal(1.0, 1.0, 200), absent=generator.normal(size=200)
+    )
+    result = ag.audit(scores.with_membership("randomised"), claim=CLAIM)
+    found = invoke("verify", files.other(transcript=scores, result=result).write())
+    assert found.exit_code == 0, found.output
+    assert "not checked membership: that it was randomised is the word" in " ".join(
+        found.output.split()
+    )
+    recorded_by_the_scores = scores.with_membership("randomised")
+    found = invoke("verify", files.other(transcript=recorded_by_the_scores, result=result).write())
+    assert found.exit_code == 0, found.output
+    assert "membership:" not in found.output
 
 
 def test_small_p_values_are_compared():

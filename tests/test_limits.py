@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from askgauss.integrations.attachment import Attachment
 from askgauss.integrations.opacus import CanaryAudit, Observation
-from askgauss.integrations.opacus.loader_watch import LoaderWatch
+from askgauss.integrations.opacus.row_watch import LoaderWatch, TrainedRows
 from askgauss.integrations.opacus.run_description import TrainingRun
 from tests.integrations.runs import RECORDS, make_run
 
@@ -433,22 +433,25 @@ def test_when_batches_are_compared_with_the_scheme(processes, batches, compared)
         sampling_rate=None,
         sampling=None,
     )
-    watch = LoaderWatch(replace(described, world=processes))
+    described = replace(described, world=processes)
+    rows = TrainedRows(described)
+    watch = LoaderWatch(described, rows)
     with Attachment() as attachment:
-        watch.attach(attachment)
+        rows.attach(attachment)
         for features, target in run.loader:
             run.optimizer.zero_grad()
             run.criterion(run.model(features), target).backward()
-            watch.sum_ready()
-            watch.before_noise(None)
-            watch.released(SimpleNamespace(batches=batches), None)
+            rows.sum_ready()
+            rows.before_noise(None)
+            for item in (rows, watch):
+                item.released(SimpleNamespace(batches=batches), None)
     assert (watch.facts(None)["batches"] is not None) is compared
 
 
 @pytest.mark.parametrize(("rows", "whole"), [(1 << 11, True), (1 << 12, False)])
 def test_of_larger_jax_models_a_part_of_the_noise_is_compared(rows, whole):
     pytest.importorskip("jax")
-    from askgauss.integrations.jax.jax_noise import SampledLeaves
+    from askgauss.integrations.jax.step_noise import SampledLeaves
 
     (leaf,) = SampledLeaves([(rows, 512)], ["float32"], steps=10, deviation=1.0)._leaves
     assert (leaf.looked_at == rows * 512) is whole

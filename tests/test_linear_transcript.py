@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import askgauss as ag
@@ -81,7 +81,6 @@ def same(one, other):
     completion=st.booleans(),
     estimator=st.sampled_from(["plain", "honaker"]),
 )
-@settings(max_examples=60, deadline=None)
 def test_drawn_nodes_are_those_tree_noise_draws(steps, period, completion, estimator):
     """Give every draw the number of its node: the prefixes must then hold the right ones."""
     plan = TreePlan(
@@ -115,7 +114,6 @@ def test_drawn_nodes_are_those_tree_noise_draws(steps, period, completion, estim
 
 
 @given(steps=st.integers(1, 40), period=st.none() | st.integers(1, 12), completion=st.booleans())
-@settings(max_examples=40, deadline=None)
 def test_node_sums_are_the_sums_of_their_leaves(steps, period, completion):
     plan = TreePlan(steps=steps, restart_every=period, completion=completion and period is not None)
     leaves = np.random.default_rng(steps).integers(0, 100, size=(steps, 3)).astype(float)

@@ -15,6 +15,10 @@ from askgauss.integrations.opacus.ledger import Ledger
 from askgauss.integrations.opacus.run_description import find_accountant
 
 
+def ledger_of(accountant):
+    return Ledger(SimpleNamespace(accountant=accountant))
+
+
 def stepped(accountant, count):
     for _ in range(count):
         accountant.step(noise_multiplier=1.5, sample_rate=0.1)
@@ -22,7 +26,7 @@ def stepped(accountant, count):
 
 def test_steps_from_before_and_after_are_left_out():
     accountant = RDPAccountant()
-    ledger = Ledger(accountant)
+    ledger = ledger_of(accountant)
     stepped(accountant, 5)
     with Attachment() as attachment:
         ledger.attach(attachment)
@@ -40,7 +44,7 @@ def test_reads_of_epsilon_are_noted_until_the_method_is_put_back(replaced):
     if replaced:
         accountant.get_epsilon = lambda delta: 7.0
     before = dict(vars(accountant))
-    ledger = Ledger(accountant)
+    ledger = ledger_of(accountant)
     with Attachment() as attachment:
         ledger.attach(attachment)
         epsilon = accountant.get_epsilon(delta=1e-5)

@@ -42,7 +42,7 @@ def test_the_core_knows_nothing_of_what_stands_on_it():
 
 def test_torch_and_jax_stay_in_their_rooms():
     for path in SOURCE.rglob("*.py"):
-        if arrows.part(path) in ("integrations", "paper"):
+        if arrows.part(path) == "integrations":
             continue
         heavy = {name.split(".")[0] for name, later in arrows.imports(path) if not later}
         assert not heavy & {"torch", "jax", "opacus", "matplotlib", "pandas", "sklearn"}, path

@@ -291,8 +291,8 @@ def test_a_lone_far_score_is_told_by_its_deviations():
     scores = ag.CanaryScores.from_groups(present=present, absent=absent, noise="gaussian")
     finding = named(ag.audit(scores, claim=CLAIM))["normality of absent scores"]
     assert finding.status is Status.FAIL
-    assert re.search(r"furthest is about \d\.[05] deviations off", finding.summary)
-    assert "so far off in at most" in finding.summary
+    assert re.search(r"most extreme lies about \d\.[05] standard deviations off", finding.summary)
+    assert "one that extreme in at most" in finding.summary
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ from scipy.stats import beta, binom
 
 import askgauss as ag
 from askgauss.auditors import as_auditor
-from askgauss.auditors.guessing import accuracies
-from askgauss.auditors.revealed_accuracy import told_accuracies
+from askgauss.auditors.guessing import accuracies, told_accuracies
 from askgauss.scores import ScoreMetadata
+from askgauss.stats.error_rates import RankedRates
 from askgauss.stats.gaussian import gdp_mu
-from askgauss.stats.ranked_rates import RankedRates
 
 DELTA = 1e-5
 NAMES = (

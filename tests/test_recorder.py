@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import askgauss as ag
@@ -684,7 +684,6 @@ def test_an_odd_watched_value_is_said():
 # --- checkpoints ---------------------------------------------------------------------------------
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     run=runs,
     at=st.integers(0, 70),

@@ -6,7 +6,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -148,7 +148,6 @@ def test_bad_metadata_names_the_field_and_the_value(field, value):
         CanaryScores.from_groups(present=[1, 2], absent=[0, 1], **{field: value})
 
 
-@settings(max_examples=25)
 @given(present=groups(), absent=groups(), steps=st.none() | st.integers(1, 10**6))
 def test_files_round_trip(tmp_path_factory, present, absent, steps):
     path = tmp_path_factory.mktemp("scores") / "scores.npz"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import askgauss as ag
-from askgauss.checks.causes import leading
+from askgauss.checks.gate import leading
 from askgauss.results import AuditResult, Status
 
 __all__ = [

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVarTuple
 
 import numpy as np
 from scipy.special import binom, stdtr
 
-from askgauss import _validate, policy
-from askgauss._version import __version__
+from askgauss import __version__, _validate, policy
 from askgauss.auditors import as_auditor
 from askgauss.auditors.auditor import Auditor
-from askgauss.auditors.clopper_pearson import ClopperPearson
 from askgauss.auditors.gaussian_scores import GaussianShift
-from askgauss.auditors.one_run import OneRun
+from askgauss.auditors.guessing import OneRun
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
+from askgauss.auditors.thresholding import ClopperPearson
 from askgauss.checks import diagnose
-from askgauss.checks.adjacency import NEIGHBOUR_CHECKS, Neighbours, has_opposites
+from askgauss.checks.accountant import NEIGHBOUR_CHECKS, Neighbours
+from askgauss.checks.context import has_opposites
+from askgauss.checks.gate import error_share, stopping
 from askgauss.checks.registry import made
 from askgauss.checks.scope import scope_of
-from askgauss.checks.stopping import error_share, stopping
 from askgauss.claims import PrivacyClaim, check_claim
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
 from askgauss.figures.summary import summarise
@@ -41,9 +42,13 @@ from askgauss.results import (
 from askgauss.scores import check_audit_data
 
 if TYPE_CHECKING:
+    from askgauss.monitor import Monitor
     from askgauss.recording.inputs import AuditInput
+    from askgauss.recording.transcript import LinearTranscript, Transcript
 
-__all__ = ["audit", "audited", "with_findings"]
+__all__ = ["AuditedRun", "audit", "audited", "with_findings"]
+
+State = TypeVarTuple("State")
 
 # Inserted canaries do not score this improbably far below held-out ones by chance.
 _REVERSED = 1e-9
@@ -197,6 +202,78 @@ def with_findings(result: AuditResult, more: Sequence[Finding]) -> AuditResult:
     scope = scope_of(findings, exercised) if result.scope else ()
     joined = replace(result, findings=findings, scope=scope)
     return replace(joined, **policy.decide_again(joined).stated())
+
+
+class AuditedRun(abc.ABC, Generic[*State]):
+    """A run with a transcript, which can be audited at any time.
+
+    Where a framework keeps what was read in a state that it hands from step to step, that state is
+    the first argument of `transcript` and `result`; elsewhere there is none.
+
+    Attributes:
+        result_ends: Whether nothing else says that the run is over, so that asking for its result
+            closes its monitor, unless the run is known to go on.
+    """
+
+    result_ends: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def transcript(self, *state: *State) -> Transcript | LinearTranscript:
+        """What the steps so far released about the canaries."""
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """What watches the steps, if anything does."""
+        return None
+
+    def _transcript_for(
+        self, claim: PrivacyClaim | None, *state: *State
+    ) -> Transcript | LinearTranscript:
+        """The transcript, with what is known only once the claim is."""
+        return self.transcript(*state)
+
+    def _goes_on(self, *state: *State) -> bool:
+        """Whether more steps are known to follow."""
+        return False
+
+    def _own_claim(self) -> PrivacyClaim | None:
+        """The claim the audit was made with, if it was."""
+        return None
+
+    def result(
+        self,
+        *state: *State,
+        claim: PrivacyClaim | None = None,
+        delta: float | None = None,
+        auditor: Auditor[Any] | str | None = None,
+        confidence: float = 0.95,
+        gate_error: float = 0.001,
+        diagnostics: bool = True,
+    ) -> AuditResult:
+        """Audit the steps so far; the arguments are those of `askgauss.audit`.
+
+        Without claim and delta, the claim is the one the audit was made with.
+        """
+        if claim is None and delta is None:
+            claim = self._own_claim()
+        found = audit(
+            self._transcript_for(claim, *state),
+            claim=claim,
+            delta=delta,
+            auditor=auditor,
+            confidence=confidence,
+            gate_error=gate_error,
+            diagnostics=diagnostics,
+        )
+        if self.monitor is None:
+            return found
+        from askgauss.figures.run_figures import with_course
+
+        if self._goes_on(*state):
+            return with_course(found, self.monitor.feed("running"))
+        if self.result_ends:
+            self.monitor.close()
+        return with_course(found, self.monitor.feed("finished"))
 
 
 def _method(

@@ -38,7 +38,7 @@ from askgauss.results import (
     Status,
 )
 from askgauss.scores import check_audit_data
-from askgauss.stats.interpretation import area_interval
+from askgauss.stats.attack_metrics import area_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

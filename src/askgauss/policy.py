@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from askgauss._text import number, whole_percent
-from askgauss.checks.causes import named
+from askgauss.checks.gate import named
 from askgauss.checks.signal import contribution, step_count
 from askgauss.claims import PrivacyClaim
 from askgauss.results import (

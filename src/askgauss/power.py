@@ -13,15 +13,14 @@ from scipy.special import ndtri
 from askgauss import _validate, accounting, policy
 from askgauss._text import number
 from askgauss.auditors import as_auditor
-from askgauss.auditors.auditor import Auditor
-from askgauss.auditors.mechanism_shift import pair_of_mechanism
+from askgauss.auditors.auditor import Auditor, pair_of_mechanism
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import AuditResult
 from askgauss.scores import CanaryScores, GroupMoments, ScoreMetadata
-from askgauss.simulation.dpsgd_runs import simulate_scores
+from askgauss.simulation.simulated_runs import simulate_scores
+from askgauss.stats.limits import close_bracket
 from askgauss.stats.rounding import FEWEST_SHOWN
-from askgauss.stats.search import close_bracket
 from askgauss.stats.shift import SlopeTest
 
 __all__ = [

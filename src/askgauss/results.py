@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from askgauss.figures.summary import Summary
     from askgauss.files.atomic import Source
     from askgauss.monitor.feed import Feed
-    from askgauss.stats.interpretation import GaussianPrivacy
+    from askgauss.stats.attack_metrics import GaussianPrivacy
     from askgauss.stats.tradeoff import TradeOff
 
 __all__ = [
@@ -360,7 +360,7 @@ class AuditResult:
         Raises:
             NotDefinedError: The method does not take the curve for Gaussian, or there is no bound.
         """
-        from askgauss.stats.interpretation import gaussian_privacy
+        from askgauss.stats.attack_metrics import gaussian_privacy
 
         if not self.assumption.gaussian_curve:
             raise NotDefinedError(

@@ -1,35 +1,28 @@
 """How a guessing rule or a threshold is chosen, and what the choice costs.
 
 A rule chosen on the canaries it is tested with makes the bound too high. Each class here is one
-honest way to choose, with its price built in; there is none without a price:
+valid way to choose:
 
-================  ================================================================================
-`Ranks`           the default: by ranks alone, without a random draw (see there)
-`Fixed`           stated in advance: no price
-`Split`           chosen on some canaries, tested on the others: the price is fewer canaries
-`MultiSplit`      many such splits at half the error each, the median bound (Meinshausen et al.,
-                  arXiv 0811.2177)
-`CrossFit`        chosen on one fold, tested on the others, at an equal share of the error each
-`UnionBound`      a grid of rules fixed in advance, at an equal share of the error each
-`DKW`             all thresholds at once, in a simultaneous band; for confusion matrices only
-================  ================================================================================
+=========  ======================================================================================
+`Ranks`    the default: by ranks alone, without a random draw
+`Fixed`    stated in advance: no cost
+`Split`    chosen on some canaries, tested on the others: fewer canaries are left to test
+=========  ======================================================================================
 
 Every random draw is seeded with the seed, the purpose and the *ranks* of the scores, never with
 their values: another unit, or any other increasing map of the scores, changes nothing. Neither does
 the order in which canaries were given, but for ties.
 
 Ties: equal scores are put in a random order first. The order in which canaries were given must not
-break them, since present ones are often given first.
+break them, since inserted ones are often given first.
 """
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,61 +31,21 @@ from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError, ScoresError
 
 __all__ = [
-    "DKW",
-    "Combination",
-    "CrossFit",
-    "DataSplit",
     "Fixed",
-    "MultiSplit",
     "Ranks",
     "Selection",
     "Split",
-    "UnionBound",
     "digest",
     "fingerprint",
     "random_order",
     "stream",
 ]
 
-# Of a rule: more take minutes, and each leaves the others less.
-_MOST_TRIALS = 10**4
 # Thresholds that `Ranks` tries; how many canaries tell where a tenth would be fewer, and from how
 # many on any do.
 _RANKS = 5
 _FEWEST_TELLING = 100
 _FEWEST_TO_TELL = 500
-
-
-class Combination(enum.Enum):
-    """How several trials become one answer."""
-
-    BEST = "best"
-    """Each at an equal share of the error; the best counts."""
-    MEDIAN = "median"
-    """Each at half the error; counts what at least half of them reach."""
-    BAND = "band"
-    """All at the whole error, because they hold together; the best counts."""
-    RANKS = "ranks"
-    """Each at an equal share of the error, one of its two counts stated in advance; the best
-    counts."""
-
-    def share(self, error: float, trials: int) -> float:
-        """The error at which each of so many trials is read."""
-        if self in (Combination.BEST, Combination.RANKS):
-            return error / trials
-        return error / 2.0 if self is Combination.MEDIAN else error
-
-    def largest(self, values: Sequence[float]) -> float:
-        """The combined bound, or the combined margin of a test."""
-        ordered = sorted(values, reverse=True)
-        return ordered[(len(ordered) - 1) // 2 if self is Combination.MEDIAN else 0]
-
-    def p_value(self, values: Sequence[float]) -> float:
-        """The combined p-value."""
-        ordered = sorted(values)
-        if self is Combination.MEDIAN:
-            return min(1.0, 2.0 * ordered[(len(ordered) - 1) // 2])
-        return min(1.0, ordered[0] * (1 if self is Combination.BAND else len(ordered)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,51 +133,8 @@ class Fixed:
             _validate.within(0, 1, closed="right", fraction=self.fraction)
 
 
-class DataSplit:
-    """A rule chosen on a random part of the canaries and tested on the rest, once or repeatedly."""
-
-    __slots__ = ()
-    combination: ClassVar[Combination] = Combination.BEST
-    fraction: float
-
-    @property
-    def trials(self) -> int:
-        """How often the rule is chosen and tested."""
-        return 1
-
-    def share(self, error: float) -> float:
-        """The error at which each trial is read."""
-        return self.combination.share(error, self.trials)
-
-    def parts(self, canaries: int, entropy: int) -> Iterator[NDArray[np.bool_]]:
-        """For each trial, which canaries the rule is chosen on; the others test it.
-
-        Args:
-            canaries: How many there are.
-            entropy: The `fingerprint` of the scores. Canaries come sorted by their scores, so that
-                one draw for all audits of a size would leave out the same ranks again and again.
-
-        Raises:
-            ScoresError: There are too few canaries to choose on some and test on others.
-        """
-        generator = self._generator(canaries, 2, entropy)
-        size = min(max(round(self.fraction * canaries), 1), canaries - 1)
-        for _ in range(self.trials):
-            chosen = np.zeros(canaries, dtype=np.bool_)
-            chosen[generator.permutation(canaries)[:size]] = True
-            yield chosen
-
-    def _generator(self, canaries: int, needed: int, entropy: int) -> np.random.Generator:
-        if canaries < needed:
-            raise ScoresError(
-                f"Expected at least {needed} canaries of a kind for {self}, got {canaries}. Plant "
-                "more, or state the rule in advance with Fixed()."
-            )
-        return stream(self, "parts", entropy)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split(DataSplit):
+class Split:
     """Choose on a random part of the canaries, test on the rest.
 
     Args:
@@ -240,100 +150,29 @@ class Split(DataSplit):
         _validate.probability(fraction=self.fraction)
         _validate.integer(0, seed=self.seed)
 
+    def part(self, canaries: int, entropy: int) -> NDArray[np.bool_]:
+        """Which canaries the rule is chosen on; the others test it.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MultiSplit(DataSplit):
-    """Many splits, each at half the error; the median bound.
+        Args:
+            canaries: How many there are.
+            entropy: The `fingerprint` of the scores. Canaries come sorted by their scores, so that
+                one draw for all audits of a size would leave out the same ranks again and again.
 
-    Less at the mercy of one split than `Split`, and a little lower on average.
-
-    Args:
-        splits: Number of splits.
-        fraction: Share of the canaries to choose on in each.
-        seed: Seed of the splits.
-    """
-
-    combination: ClassVar[Combination] = Combination.MEDIAN
-
-    splits: int = 25
-    fraction: float = 0.2
-    seed: int = 0
-    kind: Literal["multi-split"] = field(default="multi-split", repr=False)
-
-    def __post_init__(self) -> None:
-        _validate.count(2, maximum=_MOST_TRIALS, splits=self.splits)
-        _validate.probability(fraction=self.fraction)
-        _validate.integer(0, seed=self.seed)
-
-    @property
-    def trials(self) -> int:
-        """How often the rule is chosen and tested."""
-        return self.splits
+        Raises:
+            ScoresError: There are too few canaries to choose on some and test on others.
+        """
+        if canaries < 2:
+            raise ScoresError(
+                f"Expected at least 2 canaries of a kind for {self}, got {canaries}. Plant more, "
+                "or state the rule in advance with Fixed()."
+            )
+        size = min(max(round(self.fraction * canaries), 1), canaries - 1)
+        chosen = np.zeros(canaries, dtype=np.bool_)
+        chosen[stream(self, "parts", entropy).permutation(canaries)[:size]] = True
+        return chosen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnionBound:
-    """A grid of rules fixed in advance, each at an equal share of the error.
-
-    Numbers of guesses depend on the number of canaries only. Thresholds are the scores of randomly
-    drawn canaries that are then left out: given those, the others are as independent as before.
-
-    Args:
-        candidates: Number of rules.
-        seed: Seed of the draw of canaries.
-    """
-
-    candidates: int = 16
-    seed: int = 0
-    kind: Literal["union-bound"] = field(default="union-bound", repr=False)
-
-    def __post_init__(self) -> None:
-        _validate.count(maximum=_MOST_TRIALS, candidates=self.candidates)
-        _validate.integer(0, seed=self.seed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CrossFit(DataSplit):
-    """Choose on one fold, test on the others at an equal share of the error; the best fold counts.
-
-    Args:
-        folds: Number of folds.
-        seed: Seed of the folds.
-    """
-
-    folds: int = 5
-    seed: int = 0
-    kind: Literal["cross-fit"] = field(default="cross-fit", repr=False)
-
-    def __post_init__(self) -> None:
-        _validate.count(2, maximum=_MOST_TRIALS, folds=self.folds)
-        _validate.integer(0, seed=self.seed)
-
-    @property
-    def trials(self) -> int:
-        """How often the rule is chosen and tested."""
-        return self.folds
-
-    def parts(self, canaries: int, entropy: int) -> Iterator[NDArray[np.bool_]]:
-        """The folds."""
-        fold = self._generator(canaries, self.folds, entropy).permutation(canaries) % self.folds
-        for index in range(self.folds):
-            yield fold == index
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DKW:
-    """Every threshold at once: error rates raised by the Dvoretzky-Kiefer-Wolfowitz band."""
-
-    kind: Literal["dkw"] = field(default="dkw", repr=False)
-
-    @staticmethod
-    def width(error: float, trials: int) -> float:
-        """What is added to an empirical rate; Massart's one-sided constant, half the error."""
-        return math.sqrt(math.log(2.0 / error) / (2.0 * trials))
-
-
-Selection = Ranks | Fixed | Split | MultiSplit | UnionBound | CrossFit | DKW
+Selection = Ranks | Fixed | Split
 
 
 def digest(array: NDArray[Any]) -> int:
@@ -366,7 +205,7 @@ def fingerprint(
 
 
 def stream(
-    selection: Selection | DataSplit | None, purpose: str, entropy: int | None = None
+    selection: Selection | None, purpose: str, entropy: int | None = None
 ) -> np.random.Generator:
     """The random generator of a selection for one purpose; no two purposes share one.
 

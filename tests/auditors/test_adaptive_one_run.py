@@ -178,13 +178,11 @@ class TestAudit:
             above += auditor.rejects(evidence, epsilon=0.0, delta=1e-9, error=0.05)
         assert above <= stats.binom.isf(1e-4, 150, 0.05)
 
-    @pytest.mark.parametrize("selection", [ag.MultiSplit(splits=3), ag.CrossFit(folds=3)], ids=str)
-    def test_other_selections_and_json(self, selection):
+    def test_another_split_and_json(self):
         scores, groups = shared(200, 3, 0.7, seed=1)
-        auditor = ag.AdaptiveOneRun(groups=groups, selection=selection)
+        auditor = ag.AdaptiveOneRun(groups=groups, selection=ag.Split(seed=1))
         claim = ag.PrivacyClaim(epsilon=3.0, delta=1e-5)
         result = ag.audit(scores, claim=claim, auditor=auditor)
-        assert len(result.evidence.trials) == 3
         assert 0 < result.epsilon_lower <= result.ceiling
         assert ag.AuditResult.from_json(result.to_json()) == result
 
@@ -233,7 +231,6 @@ class TestArguments:
         with pytest.raises(InvalidArgumentError, match="groups"):
             ag.AdaptiveOneRun(groups=groups)
 
-    @pytest.mark.parametrize("selection", [ag.Fixed(guesses=3), ag.UnionBound()], ids=str)
-    def test_a_rule_that_must_be_learnt(self, selection):
+    def test_a_rule_that_must_be_learnt(self):
         with pytest.raises(UnsupportedError, match="in advance"):
-            ag.AdaptiveOneRun(selection=selection)
+            ag.AdaptiveOneRun(selection=ag.Fixed(guesses=3))

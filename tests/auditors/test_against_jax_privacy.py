@@ -7,8 +7,9 @@ import pytest
 
 import askgauss as ag
 from askgauss.scores import ScoreMetadata
-from askgauss.stats import guess_counts, guess_tradeoff
-from askgauss.stats.confusion_matrix import ConfusionMatrix, gaussian_dp_epsilon
+from askgauss.stats import guess_counts
+from askgauss.stats.error_rates import ConfusionMatrix
+from tests.auditors.matrices import gaussian_dp_epsilon
 
 auditing = pytest.importorskip("jax_privacy.auditing")
 
@@ -53,9 +54,11 @@ def test_explicit_thresholds(kind, method, two_ways, seed, canaries, shift, delt
         ours = result.epsilon_lower
         if kind in (ag.OneRun, ag.OneRunFDP):
             # They take the number of guesses beyond a threshold for one that was fixed.
-            stats = {ag.OneRun: guess_counts, ag.OneRunFDP: guess_tradeoff}[kind]
-            (trial,) = result.evidence.trials
-            ours = stats.epsilon_from_counts(trial, delta=delta, confidence=0.95)
+            bound = {
+                ag.OneRun: guess_counts.epsilon_from_counts,
+                ag.OneRunFDP: guess_counts.gaussian_from_counts,
+            }[kind]
+            ours = bound(result.evidence.trial, delta=delta, confidence=0.95)
         assert ours == pytest.approx(theirs, abs=1e-3)
         answered += theirs > 0.0
     assert answered >= 1

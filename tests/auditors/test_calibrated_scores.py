@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss.auditors import calibrate
+from askgauss.blackbox import calibrate
 from askgauss.exceptions import InvalidArgumentError, MissingExtraError
 from askgauss.scores import CanaryScores, ScoreMetadata
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,30 +11,25 @@ from scipy import stats
 
 import askgauss as ag
 from askgauss import accounting
-from askgauss.auditors import bayesian
+from askgauss.auditors import thresholding as bayesian
 from askgauss.exceptions import (
     InvalidArgumentError,
     NotDefinedError,
-    ScoresError,
     UnsupportedError,
 )
 from askgauss.scores import CanaryScores
-from askgauss.selection import Combination
 from askgauss.simulation import simulate_scores
-from askgauss.stats.confusion_matrix import (
+from askgauss.stats.error_rates import (
     ConfusionMatrix,
     bayesian_epsilon,
-    clopper_pearson_epsilon,
-    gaussian_dp_epsilon,
 )
+from askgauss.stats.tradeoff import TradeOff
+from tests.auditors.matrices import clopper_pearson_epsilon, gaussian_dp_epsilon
 
 SELECTIONS = [
     ag.Fixed(threshold=0.7),
     ag.Split(),
-    ag.MultiSplit(splits=5),
-    ag.UnionBound(candidates=6),
-    ag.CrossFit(folds=3),
-    ag.DKW(),
+    ag.Ranks(),
 ]
 CONFIDENT = [ag.ClopperPearson, ag.GaussianDP]
 KINDS = [*CONFIDENT, ag.Bayesian]
@@ -95,54 +89,18 @@ class TestCounting:
     def test_the_p_value_of_thresholds_at_ranks_pays_for_all_of_them(self):
         auditor = ag.ClopperPearson()
         evidence = gather(auditor, self.scores)
+        curve = TradeOff.epsilon_delta(0.1, 1e-5).beta_at
         alone = [
-            auditor.p_value(replace(evidence, trials=(trial,)), epsilon=0.1, delta=1e-5)
+            float(auditor._rates((trial,)).p_values(curve)[0])
             for trial in evidence.trials
+            if trial.telling
         ]
         together = auditor.p_value(evidence, epsilon=0.1, delta=1e-5)
-        assert together == pytest.approx(len(alone) * min(alone), rel=1e-9)
+        assert together == pytest.approx(len(evidence.trials) * min(alone), rel=1e-9)
 
     def test_a_split_tests_on_the_rest(self):
         (trial,) = gather(ag.ClopperPearson(selection=ag.Split(fraction=0.2)), self.scores).trials
         assert trial.present + trial.absent == 84
-
-    def test_candidates_are_left_out_of_the_counts(self):
-        evidence = gather(ag.ClopperPearson(selection=ag.UnionBound(candidates=8)), self.scores)
-        assert len(evidence.trials) == 8
-        assert {trial.present + trial.absent for trial in evidence.trials} == {97}
-        assert evidence.combination is Combination.BEST
-
-    @pytest.mark.parametrize("seed", range(6))
-    @pytest.mark.parametrize("decimals", [0, 1, 9])
-    def test_the_corners_of_the_hull_stand_for_all_thresholds(self, seed, decimals):
-        """Rounded scores have ties. The best of all thresholds is the best of the corners."""
-        raw = draw(40, 50, 1.0, seed)
-        scores = CanaryScores.from_groups(
-            present=raw.present.round(decimals), absent=raw.absent.round(decimals)
-        )
-        for kind in CONFIDENT:
-            auditor = kind(selection=ag.DKW())
-            evidence = gather(auditor, scores)
-            every = tuple(
-                matrix_by_hand(scores, threshold)
-                for threshold in np.append(np.unique(scores.score), np.inf)
-            )
-            brute = type(evidence)(trials=every, combination=evidence.combination)
-            for confidence in (0.6, 0.95):
-                level = {"delta": 1e-3, "confidence": confidence}
-                assert auditor.epsilon_lower(evidence, **level) == pytest.approx(
-                    auditor.epsilon_lower(brute, **level), abs=1e-12
-                )
-            assert len(evidence.trials) < len(every)
-
-    def test_the_band_is_that_of_the_empirical_trade_off_curve(self):
-        from askgauss.stats.tradeoff import TradeOff
-
-        scores = draw(2000, 3000, 2.0)
-        auditor = ag.ClopperPearson(selection=ag.DKW())
-        curve = TradeOff.empirical(scores.present, scores.absent, confidence=0.95)
-        bound = auditor.epsilon_lower(gather(auditor, scores), delta=1e-3, confidence=0.95)
-        assert bound == pytest.approx(curve.epsilon_at(1e-3), rel=1e-9)
 
     def test_tied_scores_are_never_split(self):
         """Whatever threshold is chosen, equal scores fall on one side of it."""
@@ -340,21 +298,17 @@ class TestBayesian:
         with pytest.raises(NotDefinedError, match="posterior"):
             result.p_value(epsilon=1.0)
 
-    def test_no_band(self):
-        with pytest.raises(UnsupportedError, match="posterior"):
-            ag.Bayesian(selection=ag.DKW())
-
 
 class TestSubsampledCurve:
     RUN = {"steps": 40, "sampling_rate": 0.3}
     scores = simulate_scores(**RUN, noise_multiplier=1.5, present=400, absent=400, seed=0)
 
-    @pytest.mark.parametrize("selection", [ag.Fixed(threshold=2.7), ag.CrossFit(folds=2)], ids=str)
+    @pytest.mark.parametrize("selection", [ag.Fixed(threshold=2.7), ag.Split()], ids=str)
     def test_the_bound_is_the_noise_at_which_contradiction_ends(self, selection):
         """By bisection over the noise multiplier."""
         auditor = ag.GaussianDP(selection=selection, **self.RUN)
         evidence = gather(auditor, self.scores)
-        points = evidence.limits(0.05)
+        points = [evidence.trials[0].rate_limits(confidence=0.95)]
 
         def contradicted(noise):
             curve = accounting.dpsgd_tradeoff(noise_multiplier=noise, **self.RUN)
@@ -387,14 +341,6 @@ class TestArguments:
     def test_a_selection_is_an_object(self):
         with pytest.raises(InvalidArgumentError, match="selection"):
             ag.ClopperPearson(selection=0.5)
-
-    def test_more_candidates_than_canaries(self):
-        with pytest.raises(ScoresError, match="16"):
-            gather(ag.ClopperPearson(selection=ag.UnionBound()), draw(5, 5, 1.0))
-
-    def test_fewer_of_a_kind_than_folds(self):
-        with pytest.raises(ScoresError, match=r"5.*CrossFit"):
-            gather(ag.ClopperPearson(selection=ag.CrossFit()), draw(4, 90, 1.0))
 
     def test_few_of_a_kind_are_on_both_sides(self):
         """By chance all of them would be on one side in every other audit."""

@@ -9,7 +9,7 @@ from askgauss.auditors import EpsilonDeltaFamily, GaussianFamily, SubsampledFami
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.scores import CanaryScores, ScoreMetadata
 from askgauss.simulation import simulate_scores
-from askgauss.stats import guess_tradeoff
+from askgauss.stats import guess_counts
 from askgauss.stats.guess_counts import GuessCounts
 
 RUN = {"steps": 40, "sampling_rate": 0.3}
@@ -22,7 +22,7 @@ def audited(**options):
 
 def test_counts_of_the_published_example():
     counts = GuessCounts(canaries=100, guesses=80, correct=70)
-    assert guess_tradeoff.epsilon_from_counts(counts, delta=1e-6, confidence=0.95) == pytest.approx(
+    assert guess_counts.gaussian_from_counts(counts, delta=1e-6, confidence=0.95) == pytest.approx(
         3.2956, abs=1e-4
     )
 
@@ -48,11 +48,11 @@ def test_the_family_without_assumptions_is_below_the_gaussian_one():
 
 class TestSubsampled:
     result = audited(family=SubsampledFamily(), selection=ag.Fixed(guesses=120))
-    counts = result.evidence.trials[0]
+    counts = result.evidence.trial
 
     def rejected(self, noise_multiplier):
         curve = accounting.dpsgd_tradeoff(noise_multiplier=noise_multiplier, **RUN)
-        return guess_tradeoff.rejects(curve.inverse_blow_up, self.counts, error=0.05)
+        return guess_counts.curve_rejects(curve.inverse_blow_up, self.counts, error=0.05)
 
     def test_the_bound_is_the_noise_at_which_rejection_ends(self):
         """By bisection over the noise multiplier."""

@@ -15,7 +15,7 @@ from askgauss.recording.facts import RunFacts
 from askgauss.results import Status
 from askgauss.sampling import Poisson
 from askgauss.scores import GroupMoments
-from askgauss.stats.binomial import clopper_pearson_lower
+from askgauss.stats.limits import clopper_pearson_lower
 from askgauss.stats.shift import SlopeTest
 
 RATE = 4096 / 50000

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 import torch
 
+from askgauss.blackbox.membership import Membership
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, ScoresError
-from askgauss.membership import Membership
 
 
 def test_inclusion_is_independent_with_the_stated_probability():

@@ -9,8 +9,8 @@ from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
 
 from askgauss.blackbox import calibrated, lira, logit_confidence, losses, rmia
+from askgauss.blackbox.membership import Membership
 from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, ScoresError
-from askgauss.membership import Membership
 
 RNG = np.random.default_rng(11)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from askgauss.blackbox import train_references
+from askgauss.blackbox.membership import Membership
 from askgauss.exceptions import InvalidArgumentError, RecordingError
-from askgauss.membership import Membership
 
 MEMBERSHIP = Membership.randomised(audited=range(40, 140), seed=1)
 

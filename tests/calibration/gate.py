@@ -14,7 +14,7 @@ from askgauss.auditing import audit
 from askgauss.claims import PrivacyClaim
 from askgauss.results import Status, Verdict
 from askgauss.simulation import Fault, simulate_dpsgd, simulate_scores
-from askgauss.simulation.dpsgd_parts import gaussian
+from askgauss.simulation.mechanism import gaussian
 
 DELTA = 1e-5
 ALARMS = Verdict.VIOLATION, Verdict.INVALID

@@ -13,7 +13,7 @@ from askgauss.auditors.auditor import Auditor
 from askgauss.auditors.gaussian_scores import PairEvidence
 from askgauss.results import Consequence, Status
 from askgauss.scores import CanaryScores, GroupMoments
-from askgauss.stats.subsampled_shift import subsampled_shift
+from askgauss.stats.score_law import subsampled_shift
 
 DELTA = 1e-5
 CONFIDENCE = 0.95

@@ -23,9 +23,11 @@ from askgauss.monitor.eprocess import (
     ObservedStep,
     WatchedCanaries,
 )
-from askgauss.monitor.eprocess import NOISE as NOISE_BETS
+from askgauss.monitor.eprocess import (
+    NOISE as NOISE_BETS,
+)
 from askgauss.monitor.simulate_run import RunFault, _WithoutImplied
-from askgauss.stats import e_process
+from askgauss.stats import betting
 from tests.monitor.runs import NOISE, RATE, watched
 
 ERRORS = (0.001, 0.01, 0.05, 0.1)
@@ -152,7 +154,7 @@ def largest_evidence(
 
         def alike(old, row=row, rho=rho):
             product = row * old
-            return e_process.sign_log_e(product.sum(axis=1), (product**2).sum(axis=1), rho)
+            return betting.sign_log_e(product.sum(axis=1), (product**2).sum(axis=1), rho)
 
         if previous is not None:
             like[0] = alike(previous)
@@ -160,14 +162,14 @@ def largest_evidence(
             each = [alike(old) for old in earlier.values()]
             like[1] = np.logaddexp.reduce(each) - math.log(len(each))
         logs = [
-            e_process.noise_log_e(size - count, square / declared**2, NOISE_BETS[:, column]),
-            e_process.sign_log_e(excess, about_one, CONTRIBUTION[:, column]),
-            e_process.rate_log_e(count, present, RATE, ODDS[:, column]),
+            betting.noise_log_e(size - count, square / declared**2, NOISE_BETS[:, column]),
+            betting.sign_log_e(excess, about_one, CONTRIBUTION[:, column]),
+            betting.rate_log_e(count, present, RATE, ODDS[:, column]),
             like.reshape(-1, runs),
         ]
         if drawn is not None:
             del logs[2]
-        wealth = e_process.advance(wealth, log_weight, step, np.concatenate(logs))
+        wealth = betting.advance(wealth, log_weight, step, np.concatenate(logs))
         joint = np.logaddexp.reduce(wealth, axis=0)
         peak = np.maximum(peak, np.logaddexp(joint, -math.log(step + 1.0)))
         previous = row

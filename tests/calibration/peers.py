@@ -16,7 +16,7 @@ import askgauss as ag
 from askgauss.auditors import EpsilonDeltaFamily
 from askgauss.auditors.auditor import Auditor
 from askgauss.scores import CanaryScores, ScoreMetadata
-from askgauss.stats import confident_mistakes, gaussian
+from askgauss.stats import gaussian
 from tests.calibration.grid import CONFIDENCE, DELTA, FAMILY_ERROR, PAGE_ERROR, beyond, suspicious
 from tests.laplace import Laplace
 
@@ -42,7 +42,9 @@ class Law:
             return gaussian.gdp_epsilon(DELTA, self.parameter)
         if self.name == "laplace":
             return Laplace(shift=self.parameter).epsilon_at(DELTA)
-        return confident_mistakes.EpsilonDelta(epsilon=self.parameter, delta=0.0).epsilon_at(DELTA)
+        # Randomised response: 1 - delta (1 + e^epsilon) / e^epsilon of e^epsilon is left.
+        left = 1.0 - DELTA / expit(self.parameter)
+        return max(0.0, self.parameter + math.log(left)) if left > 0.0 else 0.0
 
     def scores(self, canaries: int, generator: np.random.Generator, coins: str) -> CanaryScores:
         """Scores of one run; present ones first, as groups are often given."""

@@ -21,7 +21,6 @@ import askgauss as ag
 from askgauss.auditors import EpsilonDeltaFamily
 from askgauss.auditors.guessing import Coins, GuessEvidence, GuessingAuditor
 from askgauss.scores import CanaryScores, ScoreMetadata
-from askgauss.selection import Combination
 from askgauss.stats.guess_counts import GuessCounts
 from tests.calibration.grid import CONFIDENCE
 
@@ -134,7 +133,7 @@ class Steering:
 
         def trial() -> GuessCounts:
             scores = self._draw(generator)
-            return self.auditor.gather(scores, delta=self.delta, confidence=CONFIDENCE).trials[0]
+            return self.auditor.gather(scores, delta=self.delta, confidence=CONFIDENCE).trial
 
         # From the fewest guesses on that all right are rejected, as far as delta pays for them.
         pilot = np.sort([trial().guesses for _ in range(_PILOT)])
@@ -157,8 +156,7 @@ class Steering:
     def _rejected(self, made: GuessCounts, guesses: int, right: int) -> bool:
         trial = GuessCounts(canaries=made.canaries, guesses=guesses, correct=right)
         evidence = GuessEvidence(
-            trials=(trial,),
-            combination=Combination.BEST,
+            trial=trial,
             coins=Coins(origin="fair", given=self.canaries, used=self.canaries),
         )
         error = 1.0 - CONFIDENCE

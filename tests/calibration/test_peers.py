@@ -14,8 +14,10 @@ import pytest
 
 import askgauss as ag
 from askgauss.auditors import EpsilonDeltaFamily
+from askgauss.auditors.guessing import tried
 from askgauss.scores import CanaryScores, ScoreMetadata
-from askgauss.stats import confusion_matrix, gaussian
+from askgauss.stats import error_rates, gaussian
+from askgauss.stats.guess_counts import epsilon_from_counts
 from tests.calibration import peers
 from tests.calibration.peers import FREE, GAUSSIAN, LAWS, Law, PeerCell, allowed, count
 
@@ -75,11 +77,13 @@ class TestTheCountWouldNotice:
 
     def test_a_number_of_guesses_chosen_on_the_canaries_it_is_tested_with(self):
         class Careless(ag.OneRun):
-            def _trials(self, score, member, error):
-                tried = ag.OneRun(selection=ag.UnionBound(candidates=64))
-                trials, combination = tried._trials(score, member, error)
-                accuracy = {trial: self._bound(trial, None, 0.0, error) for trial in trials}
-                return (max(trials, key=accuracy.__getitem__),), combination
+            def _guessed(self, score, member, error):
+                ordered = member[np.argsort(score)]
+                trials = [self._trial(ordered, count) for count in tried(ordered.size)]
+                return max(trials, key=lambda trial: limit(trial, error))
+
+        def limit(trial, error):
+            return epsilon_from_counts(trial, delta=0.0, confidence=1.0 - error)
 
         cell = PeerCell(Careless(), LAWS[0], 300)
         assert count(cell, 300, seed=6, bounds=0).above > allowed(300, len(CELLS))
@@ -88,11 +92,10 @@ class TestTheCountWouldNotice:
         """The larger of two equal log ratios is above either of them too often."""
 
         class Careless(ag.Bayesian):
-            def _test(self, evidence, epsilon, delta, error):
-                return lambda trial: (
-                    confusion_matrix.bayesian_probability(trial, epsilon=epsilon, delta=delta)
-                    < error
-                )
+            def rejects(self, evidence, *, epsilon, delta, error):
+                (trial,) = evidence.trials
+                credence = error_rates.bayesian_probability(trial, epsilon=epsilon, delta=delta)
+                return credence < error
 
         answer = Law("randomised response", 3.0)
         cell = PeerCell(Careless(selection=ag.Fixed(threshold=0.5)), answer, 1000)

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 import askgauss as ag
-from askgauss.stats import guess_counts, guess_tradeoff
+from askgauss.stats import guess_counts
 from askgauss.stats.guess_counts import GuessCounts
 from tests.calibration.steered import Steering, gaussian_slopes, worst
 
@@ -50,7 +50,9 @@ def test_the_theorem_of_a_fixed_number_does_not():
         return guess_counts.p_value(counts, epsilon=epsilon, delta=delta)
 
     def family(counts, epsilon, delta):
-        return guess_tradeoff.p_value(guess_tradeoff.epsilon_delta(epsilon, delta), counts)
+        return guess_counts.curve_p_value(
+            guess_counts.epsilon_delta_blow_up(epsilon, delta), counts
+        )
 
     assert share(theorem, 0.05, 1e-4, 0.05) > 1.05
     assert share(family, 0.1, 1e-3, 0.05) > 1.3
@@ -68,7 +70,9 @@ def test_the_gaussian_family_leaves_room_for_it(mu):
 
     def rejects(guesses, right):
         counts = GuessCounts(canaries=100, guesses=guesses, correct=right)
-        return guess_tradeoff.rejects(guess_tradeoff.gaussian(mu), counts, error=0.05 / 1.1)
+        return guess_counts.curve_rejects(
+            guess_counts.gaussian_blow_up(mu), counts, error=0.05 / 1.1
+        )
 
     assert worst(FEW, rejects, 100, gaussian_slopes(mu)) <= 0.05
 

@@ -319,7 +319,7 @@ class TestSignal:
         ("fault", "words"),
         [
             ("shuffle-for-poisson", "shuffled or fixed"),
-            ("one-coin-for-four-records", "one coin for several"),
+            ("one-coin-for-four-records", "records or steps drawn together"),
         ],
     )
     def test_sampling_scheme_is_named(self, fault, words):
@@ -452,7 +452,7 @@ def test_plantings_of_our_own_coin_that_its_rate_does_not_give_invalidate():
     found = diagnosed(edited)["sampling rate"]
     assert found.status is Status.FAIL
     assert found.consequence is Consequence.INVALIDATES
-    assert "planted at rate 0.079" in found.summary
+    assert "included at rate 0.079" in found.summary
     claim = ag.PrivacyClaim(epsilon=12.0, delta=1e-5)
     assert ag.audit(run, claim=claim).verdict is not ag.Verdict.INVALID
     assert ag.audit(edited, claim=claim).verdict is ag.Verdict.INVALID

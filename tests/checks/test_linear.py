@@ -13,7 +13,7 @@ from askgauss.mechanisms.plans import TreePlan
 from askgauss.recording.linear_recorder import LinearRecorder
 from askgauss.results import Status
 from askgauss.simulation import simulate_dpftrl
-from askgauss.simulation.dpftrl_runs import node_noise, run_tree
+from askgauss.simulation.simulated_runs import node_noise, run_tree
 
 CLAIM = ag.PrivacyClaim(epsilon=4.0, delta=1e-5)
 

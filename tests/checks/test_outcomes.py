@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from askgauss.checks import causes
-from askgauss.checks.findings import fact, judged, not_run
+from askgauss.checks import gate
 from askgauss.checks.gate import apply_gate
+from askgauss.checks.registry import fact, judged, not_run
 from askgauss.results import Consequence, Finding, Status
 
 
@@ -122,7 +122,7 @@ HEAVY = (wrong("noise by coordinate", Consequence.INVALIDATES), wrong("noise sha
 @pytest.mark.parametrize("said", [(), ONE_NOISE, QUIET, HEAVY, (*ONE_NOISE, *QUIET, *HEAVY)])
 def test_no_cause_follows_from_itself(said):
     """A chain that came back to itself would never end."""
-    follows = causes._directed({item.check: item for item in said})
+    follows = gate._directed({item.check: item for item in said})
 
     def symptoms(name, above=()):
         assert name not in above, (*above, name)
@@ -156,7 +156,7 @@ def test_no_cause_follows_from_itself(said):
 )  # fmt: skip
 def test_the_cause_leads(findings, lead):
     for order in (findings, findings[::-1]):
-        assert causes.leading(order).check == lead
-        assert causes.named(order).startswith(f"{lead}: ")
-        assert causes.ordered(order)[0].check == lead
-    assert causes.leading([]) is None
+        assert gate.leading(order).check == lead
+        assert gate.named(order).startswith(f"{lead}: ")
+        assert gate.ordered(order)[0].check == lead
+    assert gate.leading([]) is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss.checks.predictable_noise import likely_seeds, numpy_candidates, try_seeds
+from askgauss.checks.noise_reuse import likely_seeds, numpy_candidates, try_seeds
 from askgauss.recording.facts import SeedProbe
 from askgauss.recording.transcript import Transcript
 
@@ -74,7 +74,7 @@ def test_the_finding_breaks_a_claim_and_survives_a_file(tmp_path):
     result = ag.audit(again, claim=claim)
     assert result.verdict is ag.Verdict.VIOLATION
     # The way is told; the seed, by which whoever reads the result would know all noise, is not.
-    assert "1,050 likely seeds of jax.random.key:" in result.reason
+    assert "1,050 common seeds of jax.random.key:" in result.reason
     assert "key(0)" not in result.to_json() + result.to_html() + result.to_junit() + str(result)
     assert "seed_probe.found" in next(f.remedy for f in result.findings if f.remedy)
     assert "key(0)" not in repr(again.facts)

@@ -86,7 +86,7 @@ def test_reuse_in_other_tensors_and_steps_is_a_violation(noise):
 
 
 def test_where_it_was_used_again_is_said():
-    assert "was used again in step 2 in tensor" in finding(audited(by_layer(1))).summary
+    assert "was reused in step 2 in tensor" in finding(audited(by_layer(1))).summary
 
 
 def test_correct_runs_say_what_share_was_compared():

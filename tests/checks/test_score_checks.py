@@ -234,7 +234,7 @@ class TestDuplicates:
             ag.CanaryScores.from_groups(present=scores.present, absent=bare, noise="gaussian")
         )["duplicate scores"]
         assert item.status is Status.FAIL
-        assert "6 scores have a value that others have" in item.summary
+        assert "6 scores share their value with others" in item.summary
 
     def test_clamped_results_need_no_law(self):
         """Clamping is allowed; only a law of continuous noise is doubtful then."""

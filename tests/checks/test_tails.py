@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from askgauss.checks import tails
-from askgauss.checks.correlation_tests import most_similar, returning, squared_cosines_p_value
+from askgauss.checks.correlation import most_similar, returning, squared_cosines_p_value
 
 
 class TestSpread:

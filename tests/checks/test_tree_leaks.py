@@ -10,7 +10,7 @@ import pytest
 from scipy import special, stats
 
 import askgauss as ag
-from askgauss.checks.correlation_tests import node_correlations
+from askgauss.checks.correlation import node_correlations
 from askgauss.checks.tails import oddest_variance
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.decorrelate import released_nodes
@@ -19,7 +19,7 @@ from askgauss.mechanisms.strategy import numpy_draw
 from askgauss.recording.linear_recorder import LinearRecorder
 from askgauss.results import Status
 from askgauss.simulation import simulate_dpftrl
-from askgauss.simulation.dpftrl_runs import node_noise, run_tree
+from askgauss.simulation.simulated_runs import node_noise, run_tree
 
 STEPS, COORDINATES = 128, 800
 CLAIM = ag.PrivacyClaim(epsilon=4.0, delta=1e-5)

@@ -166,7 +166,7 @@ class TestSampler:
         again = (flags[1:] & flags[:-1]).sum()
         assert run.steps.gaps[0] == again
         rate = run.canaries.planted.sum() / (100 * 40)
-        if "at 1 steps" in finding.summary:
+        if "again 1 steps" in finding.summary:
             assert finding.claimed == pytest.approx(rate * first)
 
     def test_are_at_most_nominal(self):

@@ -14,10 +14,9 @@ from tests.report import samples
 import askgauss as ag
 from askgauss import report
 from askgauss.auditors import auditor_types
-from askgauss.checks.adjacency import NEIGHBOUR_CHECKS, Neighbours
-from askgauss.checks.findings import SUSPICIOUS, judged
+from askgauss.checks.accountant import NEIGHBOUR_CHECKS, Neighbours
 from askgauss.checks.gate import apply_gate
-from askgauss.checks.registry import made, registered
+from askgauss.checks.registry import SUSPICIOUS, judged, made, registered
 from askgauss.checks.running import correlated_checks, transcript_checks
 from askgauss.checks.score_shape import score_checks
 from askgauss.figures.summary import RunSummary, tables_of
@@ -58,15 +57,14 @@ from askgauss.simulation import (
 
 # What only a check that did not pass may say.
 ACCUSING = re.compile(
-    r"implies epsilon|beyond chance|look for|looks like|more than the noise explains|in common\.|"
-    r"another distribution|no such extremes|times the claim, as of|without any noise|"
+    r"implies epsilon|beyond chance|[Ll]ook for|looks like|more than the noise explains|"
+    r"in common\.|another distribution|no such extremes|times the claim, as of|without any noise|"
     r"rarely gives|less noise than|more noise than|must |is it |are released without"
 )
 # What only a check that passed, or was too small to matter, may say.
 EXCUSING = re.compile(
-    r"by chance|as it may|as they may|too little to matter|as Gaussian noise may|"
-    r"as those of Gaussian|every (step|node) was released with noise|was finite|"
-    r"lies on no short|orthogonal by construction"
+    r"too small to matter|every (step|node) was released with noise|was finite|"
+    r"full float precision|orthogonal by construction"
 )
 CLAIM = ag.PrivacyClaim(
     epsilon=2.0, delta=1e-5, noise_multiplier=1.6, sampling_rate=0.2, steps=40, clip_norm=1.0
@@ -375,7 +373,7 @@ def test_no_text_contradicts_its_status(status):
         if status is Status.PASS:
             assert finding.remedy == ""
         if status is Status.INFO and finding.p_value is not None:
-            assert "One sound run in" in finding.remedy
+            assert "correct runs; audit another run" in finding.remedy
     assert not wrong
 
 
@@ -383,13 +381,12 @@ def test_a_difference_too_small_to_matter_is_called_so():
     tiny = judged(
         1e-9,
         "it is 1.001.",
-        if_fine=", as chance has it.",
         tolerable=True,
         consequence=Consequence.BREACH,
     )
     (finding,) = apply_gate([tiny], 0.0005)
     assert finding.status is Status.PASS
-    assert finding.summary == "it is 1.001, which is too little to matter."
+    assert finding.summary == "it is 1.001; the difference is too small to matter."
 
 
 RESULTS = (

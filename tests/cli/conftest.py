@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import askgauss as ag
 from askgauss.cli import app, main
 
-PROGRAM = [sys.executable, "-m", "askgauss.cli"]
+PROGRAM = [sys.executable, "-m", "askgauss"]
 ENVIRONMENT = {
     name: value
     for name, value in {**os.environ, "OMP_NUM_THREADS": "1"}.items()

@@ -45,7 +45,7 @@ def act(runs, tmp_path):
     programs = tmp_path / "bin"
     programs.mkdir()
     program = programs / "askgauss"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m askgauss.cli "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m askgauss "$@"\n')
     program.chmod(0o755)
 
     def run(**inputs):

@@ -151,7 +151,7 @@ def test_names_from_a_file_cannot_command_a_terminal(run, tmp_path):
     documents = [tmp_path / name for name in ("out.html", "out.md", "out.xml")]
     options = ["--html", documents[0], "--markdown", documents[1], "--junit", documents[2]]
     claimed = ["--noise-multiplier", "1", "--steps", "40"]
-    result = run("audit", path, *CLAIM, *claimed, *options)
+    result = run("audit", path, *CLAIM, *claimed, "--verbose", *options)
     assert "script" in result.stdout  # the name is shown, as text
     texts = [result.output, *(item.read_text(encoding="utf-8") for item in documents)]
     texts.append(run("diagnose", path, *CLAIM, *claimed).output)
@@ -215,9 +215,26 @@ def test_diagnose(run, correct, leaky, scores):
     assert {item["status"] for item in findings} >= {"pass", "fail"}
 
 
+@pytest.mark.parametrize("claim", [CLAIM, ("--delta", "1e-5")])
+@pytest.mark.parametrize("fault", [None, "no-noise", "same-noise-every-step", "uniform-noise"])
+def test_the_answer_takes_at_most_14_lines_of_80_columns(run, tmp_path, fault, claim):
+    ag.simulate_dpsgd(
+        steps=60, sampling_rate=0.2, noise_multiplier=1.4, present=20, absent=60, seed=0,
+        fault=fault,
+    ).save(tmp_path / "run.npz")  # fmt: skip
+    shown = run("audit", tmp_path / "run.npz", *claim).stdout.splitlines()
+    whole = run("audit", tmp_path / "run.npz", *claim, "--verbose").stdout.splitlines()
+    assert len(shown) <= 14 < len(whole)
+    assert max(map(len, shown)) <= 80
+    labels = {line[2:14].strip() for line in shown[1:]}
+    assert {"measured", "method", "not tested", "private", "next"} <= labels
+    if fault is not None:
+        assert "failed" in labels
+
+
 def test_report_renders_what_audit_wrote(run, leaky, tmp_path):
     path = tmp_path / "result.json"
-    audited = run("audit", leaky, *CLAIM, "--json", path)
+    audited = run("audit", leaky, *CLAIM, "--verbose", "--json", path)
     shown = run("report", path)
     assert shown.exit_code == 0  # it shows, it does not judge
     assert shown.stdout == audited.stdout
@@ -243,16 +260,6 @@ def test_report_of_a_folder_is_of_every_run_in_it(run, leaky, correct, tmp_path)
     assert refused.exit_code == 2
     assert "a/one" in refused.stderr
     assert not (tmp_path / "x.html").exists()
-
-
-def test_report_of_a_sweep_is_its_table(run, tmp_path):
-    options = ("--seeds", "2", "--steps", "20", "--present", "40", "--absent", "40")
-    swept = run("sweep", "--folder", tmp_path / "s", "--epsilon", "2", *options)
-    assert swept.exit_code == 0
-    shown = run("report", tmp_path / "s")
-    assert shown.exit_code == 0
-    assert shown.stdout in swept.stderr
-    assert "gaussian-shift" in shown.stdout
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"kind": "askgauss-result"}', b"\xff"])

@@ -87,9 +87,9 @@ def without_source(text):
 
 def test_audit_and_report_read_the_folder(run, finished, no_figures):
     folder, done = finished
-    audited = run("audit", folder)
+    assert done.stdout.startswith(run("audit", folder).stdout)
+    audited = run("audit", folder, "--verbose")
     assert audited.exit_code == done.exit_code
-    assert done.stdout.startswith(without_source(audited.stdout))
     stricter = run("audit", folder, "--epsilon", "0.1", "--delta", "1e-5")
     assert stricter.exit_code == 1
     before = (folder / "report.html").read_bytes()

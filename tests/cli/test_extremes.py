@@ -57,9 +57,6 @@ CALLS = {
         "--rounds 2 --clients 3 --dimension 30 --present 5 --absent 5 -o {new}",
     ),
     "faults run": ("half-noise --steps 10 --present 10 --absent 10",),
-    "sweep": ("--folder {new} --seeds 1 --epsilon 8 --steps 10 --present 20 --absent 20",),
-    # Its numbers are refused or used before anything is trained; one that is fine would train.
-    "reproduce": ("no-such-figure --scale smoke --folder {new}",),
 }
 FAULTS = ("noise", "contribution", "rate", "period")
 # What did not end, or ended in a bug report.
@@ -83,7 +80,6 @@ ONCE = (
     ("simulate dpsgd", "--present", str(10**9)),
     ("simulate federated", "--dimension", str(10**18)),
     ("selftest", "--audits", str(10**9)),
-    ("sweep", "--seeds", str(10**18)),
 )
 
 TRAINING = """

@@ -98,7 +98,7 @@ def test_help_lists_every_command(run):
         assert f"\n  {name} " in result.stdout
     assert run().stdout == result.stdout
     # In groups, and nothing is cut at the width of a terminal.
-    for panel in ("First steps:", "Audit:", "Evidence:", "During training:", "The paper:"):
+    for panel in ("First steps:", "Audit:", "Evidence:", "During training:"):
         assert f"\n{panel}\n" in result.stdout
     assert "..." not in result.stdout.partition("First steps:")[2]
     assert "..." not in run("simulate", "--help").stdout.partition("Commands:")[2]
@@ -465,12 +465,16 @@ def test_a_wrong_file_is_one_line_and_2(run, scores, tmp_path, text, words):
         assert word in line
 
 
-def test_a_command_of_a_group_must_be_a_table(run, tmp_path):
+def test_what_stands_in_the_table_of_a_group_is_for_its_commands(run, tmp_path):
     config = _config(tmp_path, "[simulate]\ndpsgd = 3")
     result = run("simulate", "dpsgd", "--config", config)
     assert result.exit_code == 2
-    assert "'dpsgd'" in _one_line(result.stderr)
-    assert "to be a table of options, got 3." in result.stderr
+    assert "name of an option, got 'dpsgd'" in _one_line(result.stderr)
+    path = tmp_path / "run.npz"
+    config = _config(tmp_path, "[simulate]\npresent = 7\nabsent = 9\n[simulate.dpsgd]\nsteps = 3")
+    assert run("simulate", "dpsgd", "--config", config, "-o", path).exit_code == 0
+    run_of_three = askgauss.Transcript.load(path)
+    assert (run_of_three.number_of_steps, run_of_three.member.size) == (3, 16)
 
 
 def test_a_missing_file_of_options(run, scores):
@@ -483,7 +487,7 @@ def test_every_option_of_every_command_can_stand_in_a_file(tmp_path):
     import typer
 
     from askgauss.cli import app
-    from askgauss.cli.config import _parameter
+    from askgauss.cli.program import _parameter
 
     def commands(command):
         return (

@@ -11,7 +11,7 @@ import pytest
 
 import askgauss as ag
 from askgauss.replay import Difference, ReplayReport, join
-from askgauss.report.replay_page import render_replay
+from askgauss.report.html import render_replay
 from tests.cli.conftest import ENVIRONMENT, PLAIN_PROGRAM
 from tests.replay.runs import records, training
 

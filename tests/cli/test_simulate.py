@@ -78,7 +78,7 @@ def test_dpftrl(run, tmp_path):
     assert "epsilon >= " in run("audit", path, "--delta", "1e-5").stdout
     broken = ("--fault", "tree-restart-reuse", "--restart-every", "4")
     assert run("simulate", "dpftrl", *sizes, *broken, "-o", path).exit_code == 0
-    assert "[fail] noise after restarts" in run("audit", path, *CLAIM).stdout
+    assert "failed      noise after restarts" in run("audit", path, *CLAIM).stdout
     other = run("simulate", "dpftrl", "--fault", "half-noise", "-o", path)
     assert other.exit_code == 2
     assert "Did you mean tree-half-noise?" in other.stderr

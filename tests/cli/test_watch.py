@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from askgauss.cli.watch_command import picture
-from askgauss.cli.watch_server import WatchServer
-from askgauss.cli.watch_view import Follower, spark
+from askgauss.cli.watch_view import Follower, WatchServer, spark
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.monitor import Alarm, read_feed, write_feed
 from tests.cli.conftest import ENVIRONMENT, PROGRAM

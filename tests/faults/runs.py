@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from askgauss import accounting
 from askgauss.auditing import audit
-from askgauss.checks.causes import leading, ordered
+from askgauss.checks.gate import leading, ordered
 from askgauss.claims import PrivacyClaim
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.recording.transcript import LinearTranscript, Transcript

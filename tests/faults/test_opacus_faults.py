@@ -6,9 +6,6 @@ the share of the findings in the gate error.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
 import askgauss as ag
 from askgauss.results import Verdict
+from tests import forks
 from tests.faults import twins
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -210,22 +208,9 @@ class TestRecordsAsCanaries:
 def ranks(tmp_path_factory):
     """Transcripts of two ranks together, by the name of the optimizer."""
     folder = tmp_path_factory.mktemp("ranks")
-    worker = str(Path(__file__).with_name("ddp_worker.py"))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, worker, str(rank), "2", str(folder)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=900)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], errors
+    worker = Path(__file__).with_name("ddp_worker.py")
+    done = forks.ran_together([(worker, (str(rank), "2", str(folder)), {}) for rank in range(2)])
+    assert [rank.returncode for rank in done] == [0, 0], [rank.stderr for rank in done]
     return {path.stem: ag.Transcript.load(path) for path in folder.glob("*.npz")}
 
 

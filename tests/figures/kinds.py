@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from askgauss.figures.course_figures import BoundByStep, EvidenceByStep
 from askgauss.figures.leak_figures import EpsilonAxis
+from askgauss.figures.run_figures import BoundByStep, EvidenceByStep
 from askgauss.report.html import SECTIONS
 
 KINDS = {

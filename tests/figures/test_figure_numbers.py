@@ -16,7 +16,7 @@ from askgauss.figures.leak_figures import (
     EpsilonBySteps,
     TradeOffCurves,
 )
-from askgauss.figures.noise_figures import GramMatrix, NoiseByStep, NoiseByTensor, NoiseShape
+from askgauss.figures.run_figures import GramMatrix, NoiseByStep, NoiseByTensor, NoiseShape
 from askgauss.figures.score_figures import (
     Convergence,
     GaussianDistance,

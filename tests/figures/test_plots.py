@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 
 import askgauss as ag
 from askgauss.exceptions import NotDefinedError
-from askgauss.figures.course_figures import with_course
 from askgauss.figures.leak_figures import EpsilonAxis
-from askgauss.figures.noise_figures import NoiseByStep, NoiseByTensor
+from askgauss.figures.run_figures import NoiseByStep, NoiseByTensor, with_course
 from askgauss.figures.style import ACCENTS, AuditFigure
 from askgauss.monitor.simulate_run import RunFault
 from tests.figures.kinds import KINDS

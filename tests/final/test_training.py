@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss._ray import WorkerError
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.final import FullBatchTraining, trained_scores, worst_start
+from askgauss.final.workers import WorkerError
 
 STEPS, WIDTH, CLASSES = 10, 30, 4
 TARGET = np.zeros(WIDTH)

@@ -19,8 +19,8 @@ from askgauss.exceptions import FileFormatError
 from askgauss.files import atomic
 from askgauss.mechanism_audit import MechanismResult
 from askgauss.monitor import feed
-from askgauss.paper import data, formats, page, reproduce, scatter
-from askgauss.paper.csv_rows import csv_text
+from paper import data, formats, page, reproduce, scatter
+from paper.csv_rows import csv_text
 from tests.fuzz import mutations
 from tests.fuzz.subjects import Subject, Workshop, plain
 

@@ -21,8 +21,7 @@ import askgauss as ag
 from askgauss.cli import app
 from askgauss.cli.program import ExitCode
 from askgauss.cli.watch_command import picture
-from askgauss.cli.watch_server import _printable
-from askgauss.cli.watch_view import Follower
+from askgauss.cli.watch_view import Follower, _printable
 from askgauss.evidence import provenance
 from askgauss.evidence.attestation import evidence_pack
 from askgauss.evidence.verification import verify
@@ -36,8 +35,7 @@ from askgauss.monitor import feed
 from askgauss.recording.commitment import commit
 from askgauss.recording.inputs import load_audit_input
 from askgauss.replay import ReplayReport
-from askgauss.report.html import render
-from askgauss.report.replay_page import render_replay
+from askgauss.report.html import render, render_replay
 from tests.fuzz import mutations
 from tests.fuzz.mutations import Mutation
 from tests.fuzz.subjects import CLAIM, Subject, Workshop, plain, said

@@ -24,11 +24,11 @@ from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.strategies import BandedStrategy
 from askgauss.mechanisms.strategy import numpy_draw
 from askgauss.mechanisms.tree import TreeNoise
-from askgauss.paper import data, formats, sweep
 from askgauss.recording.inputs import load_audit_input
 from askgauss.recording.linear_recorder import LinearRecorder, SampledRecorder
 from askgauss.recording.step_store import StepStore
 from askgauss.sampling import CyclicPoisson
+from paper import data, formats, sweep
 from tests.fuzz import mutations
 from tests.fuzz.mutations import Mutation
 

@@ -15,8 +15,8 @@ from askgauss.cli import demo
 from askgauss.cli.demo_training import DemoPlan, Digits, NumpyTrainer
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.integrations.opacus.demo_run import OpacusTrainer
-from askgauss.paper import data, deep, heads_plan, train_dpsgd
-from askgauss.paper.scatter import ScatterFeatures
+from paper import data, deep, heads_plan, train_dpsgd
+from paper.scatter import ScatterFeatures
 from tests.fuzz import mutations
 from tests.fuzz.subjects import WATCHED, Subject, Workshop, audit, gone_on, plain
 from tests.integrations.runs import make_run

@@ -28,9 +28,9 @@ from torch.utils.data import TensorDataset
 import askgauss as ag
 from askgauss.files import lock as locks
 from askgauss.integrations import opacus
-from askgauss.integrations.opacus import canary_audit, clip_counting, ghost_recomputation
-from askgauss.integrations.opacus.clip_counting import AdaptiveGhostTensor
-from askgauss.integrations.opacus.coordinate_access import CanaryCoordinates
+from askgauss.integrations.opacus import batch_stream, canary_audit, exact_steps, ledger
+from askgauss.integrations.opacus.opacus_versions import AdaptiveGhostTensor
+from askgauss.integrations.opacus.ranks import CanaryCoordinates
 from askgauss.recording.recorder import Recorder
 from tests.integrations.runs import CLASSES, FEATURES, RECORDS, Run, make_run
 
@@ -131,9 +131,12 @@ def state_of(run: Run) -> dict[str, Any]:
         "listener": getattr(run.loader.dataset, "on_batch", None),
         "attached": run.optimizer in canary_audit._attached,
         "ghost": DPTensorFastGradientClipping.backward,
-        "ghost listeners": len(ghost_recomputation._listeners),
+        "ghost listeners": len(exact_steps._BACKWARD.listeners),
         "adaptive": getattr(AdaptiveGhostTensor, "_update_clip_and_noise", None),
-        "adaptive listeners": len(clip_counting._listeners),
+        "adaptive listeners": len(ledger._UPDATES.listeners),
+        "stream listeners": len(batch_stream._listeners),
+        "stream patches": len(batch_stream._patches),
+        "backward": torch.autograd.backward,
         "ghost optimizer": DPOptimizerFastGradientClipping.accumulate,
     }
 

@@ -29,7 +29,7 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.figures.course_figures import BoundByStep
+from askgauss.figures.run_figures import BoundByStep
 from askgauss.integrations.jax import Audit, claim_of
 from askgauss.monitor.feed import read_feed
 from askgauss.sampling import CyclicPoisson, EveryStep, Poisson
@@ -83,7 +83,7 @@ def test_the_bound_is_close_and_the_run_is_cleared():
     assert 0.85 * result.claim.epsilon < result.epsilon_lower < 1.05 * result.claim.epsilon
     findings = {item.check: item for item in result.findings}
     assert findings["predictable noise"].status.value == "pass"
-    assert "by your word" in str(audit.transcript(state).facts.notes)
+    assert "declared, not verified" in str(audit.transcript(state).facts.notes)
 
 
 def test_jit_by_step_inside_a_chain_with_donation_gives_the_same():
@@ -271,7 +271,7 @@ def test_a_monitored_clean_run_goes_through_and_its_result_shows_the_course():
     assert audit.monitor.steps == 42
     audit.result(state, claim=claim)
     assert audit.monitor.steps == 42
-    assert BoundByStep.from_result(result).step[-1] == 42
+    assert BoundByStep.from_result(result).feed.course.step[-1] == 42
     # At the planned end a watched run has the bound of one that nobody watched; at no other.
     unwatched = plain.result(stepwise(plain, runs.NOISE, steps=42), claim=claim)
     assert result.epsilon_lower == unwatched.epsilon_lower
@@ -331,7 +331,7 @@ def test_a_predictable_key_of_jax_privacy_is_found():
     result = audit.result(state, claim=runs.claim(steps=20))
     assert result.verdict is ag.Verdict.VIOLATION
     assert failed(result) == {"predictable noise"}
-    assert "likely seeds of jax.random.key, as jax_privacy's" in result.reason
+    assert "common seeds of jax.random.key, as jax_privacy's" in result.reason
     assert "jax.random.key(42)" in audit.transcript(state).facts.seed_probe.found
     assert "key(42)" not in result.to_json()
 

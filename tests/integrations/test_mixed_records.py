@@ -286,10 +286,10 @@ def test_a_look_changes_nothing_in_the_training(mode, model, monkeypatch):
 
 
 def test_torch_is_as_it_was_afterwards():
-    backward, fetch = torch.autograd.backward, batch_stream._fetchers.fetch
+    backward, fetch = torch.autograd.backward, batch_stream._MapDatasetFetcher.fetch
     run = make_run()
     with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, present=20, absent=40):
         assert torch.autograd.backward is not backward
         run.train()
     assert torch.autograd.backward is backward
-    assert batch_stream._fetchers.fetch is fetch
+    assert batch_stream._MapDatasetFetcher.fetch is fetch

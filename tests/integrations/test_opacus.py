@@ -630,7 +630,7 @@ def sampling_scheme(run, auditor=None, **options):
 def test_a_loader_that_shuffles_voids_what_rests_on_poisson_sampling(auditor, voided):
     result, finding = sampling_scheme(make_run(poisson_sampling=False), auditor)
     assert finding.status is (Status.FAIL if voided else Status.WARN)
-    assert "loader does not give every record a coin" in finding.summary
+    assert "loader does not use Poisson sampling" in finding.summary
     assert "poisson_sampling=True" in finding.remedy
     assert (result.verdict is ag.Verdict.INVALID) is voided
     read_back = ag.AuditResult.from_json(result.to_json())

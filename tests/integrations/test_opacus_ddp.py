@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +12,7 @@ import pytest
 import askgauss as ag
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.results import Status
+from tests import forks
 from tests.integrations.ranks import ran
 from tests.integrations.runs import SIZES, make_run
 
@@ -152,23 +149,11 @@ torch.distributed.barrier()
 @pytest.mark.parametrize("attach", ["nowhere", "made"])
 def test_an_audit_on_one_rank_only_says_so(tmp_path, attach):
     """Neither aborts nor waits for ever, whether the other rank makes no audit or enters none."""
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", ALONE, str(rank), (tmp_path / "meeting").as_uri(), attach],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        outcomes = [rank.communicate(timeout=300) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], outcomes
-    assert "waited 2 seconds for ranks [1]" in outcomes[0][0]
-    assert "every rank, not on the first only" in outcomes[0][0]
+    script, meeting = tmp_path / "alone.py", (tmp_path / "meeting").as_uri()
+    script.write_text(ALONE)
+    ranks = forks.ran_together(
+        [(script, (str(rank), meeting, attach), {}) for rank in range(RANKS)]
+    )
+    assert [rank.returncode for rank in ranks] == [0, 0], [rank.stderr for rank in ranks]
+    assert "waited 2 seconds for ranks [1]" in ranks[0].stdout
+    assert "every rank, not on the first only" in ranks[0].stdout

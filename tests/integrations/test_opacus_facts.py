@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_the_claim_is_held_against_the_accountant():
     assert finding(right, "accounted epsilon").measured == pytest.approx(epsilon, rel=1e-3)
     low = audit.result(claim=ag.PrivacyClaim(epsilon=0.77 * epsilon, delta=1e-5))
     assert low.verdict is ag.Verdict.VIOLATION
-    assert f"the accountant itself says {epsilon:.4g}" in finding(low, "accounted epsilon").summary
+    assert f"the accountant reports {epsilon:.4g}" in finding(low, "accounted epsilon").summary
     # A saved transcript knows the history, and needs no accountant.
     saved = ag.audit(audit.transcript(), claim=ag.PrivacyClaim(epsilon=0.77 * epsilon, delta=1e-5))
     assert "accounted epsilon" in failed(saved)
@@ -61,7 +62,7 @@ def test_a_loose_accountant_is_no_breach():
     claim = ag.PrivacyClaim(epsilon=run.engine.get_epsilon(1e-5), delta=1e-5)
     found = finding(audit.result(claim=claim), "accounted epsilon")
     assert found.status is Status.WARN
-    assert "may be loose" in found.remedy
+    assert "name the tighter accountant" in found.remedy
 
 
 def test_steps_after_epsilon_was_read_are_noticed():
@@ -373,7 +374,7 @@ def test_an_accountant_is_asked_for_no_more_than_the_claim_needs(monkeypatch):
     monkeypatch.setattr(PRVAccountant, "get_epsilon", noted)
     accountant = PRVAccountant()
     accountant.history = [(1.0, 0.125, 300)]
-    ledger = Ledger(accountant)
+    ledger = Ledger(SimpleNamespace(accountant=accountant))
     true = accountant.get_epsilon(1e-5)
     assert ledger.epsilon(1e-5, claimed=2.0) == pytest.approx(true, abs=0.2)
     assert ledger.epsilon(1e-5, claimed=true) == true

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset, WeightedRandomS
 
 import askgauss as ag
 from askgauss.integrations.opacus import CanaryAudit
-from askgauss.integrations.opacus.loader_watch import LoaderWatch
+from askgauss.integrations.opacus.row_watch import LoaderWatch
 from askgauss.results import Status, Verdict
 from askgauss.sampling import CyclicPoisson
 from tests.integrations.runs import CLASSES, FEATURES, RECORDS, make_run, observer

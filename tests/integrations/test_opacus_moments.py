@@ -10,7 +10,7 @@ pytest.importorskip("opacus")
 
 import askgauss as ag
 from askgauss.integrations.opacus import CanaryAudit, canary_audit
-from askgauss.integrations.opacus.moments import Observer
+from askgauss.integrations.opacus.private_step import Observer
 from tests.integrations.runs import make_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

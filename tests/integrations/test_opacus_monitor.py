@@ -46,7 +46,7 @@ def test_a_sound_run_is_quiet_and_its_course_is_kept(tmp_path):
 
 
 def test_true_watches_and_the_result_shows_the_course():
-    from askgauss.figures.course_figures import BoundByStep
+    from askgauss.figures.run_figures import BoundByStep
 
     run = make_run()
     with attached(run, True) as audit:
@@ -56,7 +56,7 @@ def test_true_watches_and_the_result_shows_the_course():
     result = audit.result(claim=claim(steps=48))
     assert BoundByStep.from_result(result).claimed == 20.0
     # A point has thirty plantings.
-    assert 8 < BoundByStep.from_result(result).step[-1] <= audit.steps == 48
+    assert 8 < BoundByStep.from_result(result).feed.course.step[-1] <= audit.steps == 48
     assert 'id="course"' in result.to_html()
 
 

@@ -61,9 +61,9 @@ def audited(change, epochs=4, **claim):
 @pytest.mark.parametrize(
     ("change", "lead", "says"),
     [
-        (four_clip_norms, "record contributions: ", "Clipping does not hold"),
-        (last_layer_unclipped, "sum of records: ", "every layer clipped"),
-        (one_value_a_tensor, "shared noise: ", "Every coordinate needs noise of its own"),
+        (four_clip_norms, "record contributions: ", "Fix the clipping"),
+        (last_layer_unclipped, "sum of records: ", "every layer is clipped"),
+        (one_value_a_tensor, "shared noise: ", "Draw independent noise for every coordinate"),
     ],
 )
 def test_the_fault_is_named_first(change, lead, says):

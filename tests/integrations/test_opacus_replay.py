@@ -391,7 +391,7 @@ def test_other_randomness_of_the_model_is_not_checked():
 
     report = ag.replay(train, records(), leave_out=17, steps=3)
     assert report.verdict is ag.Verdict.INCONCLUSIVE, str(report)
-    assert "draws coins" in report.reason
+    assert "draws random numbers" in report.reason
 
 
 # --- pieces, and optimizers that are not Opacus' -------------------------------------------------

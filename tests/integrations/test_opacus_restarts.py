@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
 import random
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import askgauss as ag
 from askgauss.exceptions import RecordingError
 from askgauss.integrations.opacus import CanaryAudit, Observation
 from askgauss.results import Status
+from tests import forks
 from tests.integrations.pair_worker import EVERY, REFUSED, STEPS
 from tests.integrations.runs import make_run
 
@@ -25,14 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 def worker(folder, order, kill_at=-1):
     script = Path(__file__).with_name("pair_worker.py")
-    return subprocess.run(
-        [sys.executable, str(script), str(folder), order, str(kill_at)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    return forks.ran(script, str(folder), order, str(kill_at))
 
 
 def kill_between_saves(folder, order, kill_at):
@@ -272,14 +264,7 @@ def test_the_first_noise_of_every_process_is_tried():
 def second_copy(folder, kind, name):
     """Another process goes on with an audit, and says how far it came or why not."""
     script = Path(__file__).with_name("copy_worker.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(folder), kind, name],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = forks.ran(script, str(folder), kind, name)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import askgauss as ag
+from tests import forks
 
 # Two kinds of death: between the noise and the step, and half-way through writing a checkpoint.
 DEATHS = [(7, "mid"), (11, "save")]
 
 
 def worker(folder, kill_at=-1, where="never"):
-    return subprocess.run(
-        [
-            sys.executable,
-            str(Path(__file__).with_name("resume_worker.py")),
-            str(folder),
-            str(kill_at),
-            where,
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    script = Path(__file__).with_name("resume_worker.py")
+    return forks.ran(script, str(folder), str(kill_at), where)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="the system has no SIGKILL")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from askgauss.integrations.opacus import CanaryAudit
-from askgauss.integrations.opacus.torch_seeds import FirstNoise, probe_first_noise
+from askgauss.integrations.opacus.noise_watch import FirstNoise, probe_first_noise
 from askgauss.results import Status
 from tests.integrations.runs import make_run, observer
 
@@ -33,7 +33,7 @@ def found(run, generator=None, **options):
 def test_a_generator_of_a_likely_seed_is_found(mode, seed):
     finding, named = found(make_run(mode=mode, seed=7), torch.Generator().manual_seed(seed))
     assert finding.status is Status.FAIL
-    assert "likely seeds of torch.manual_seed, as Opacus draws it" in finding.summary
+    assert "common seeds of torch.manual_seed, as Opacus draws it" in finding.summary
     assert named == f"torch.manual_seed({seed}), as Opacus draws it"
 
 
@@ -55,7 +55,7 @@ def test_unguessable_noise_passes_and_says_what_was_tried():
     # Another seed resembles one of the thousand about once in 10^9 runs.
     finding, _ = found(make_run(seed=7), torch.Generator().manual_seed(0x9E3779B9))
     assert finding.status is Status.PASS
-    assert "likely seeds give in 5 ways" in finding.summary
+    assert "common seeds, tried in 5 ways" in finding.summary
 
 
 def test_the_probe_is_kept_over_a_restart(tmp_path):

@@ -59,4 +59,4 @@ def test_fresh_noise_passes_and_the_scope_says_what_was_compared(mode):
     assert finding(result).status is Status.PASS
     assert "in 100 % of the model" in finding(result).summary
     freshness = next(part for part in result.scope if part.name == "noise freshness")
-    assert "noise values used again anywhere in 100 % of the model" in freshness.smallest
+    assert "noise values reused anywhere in 100 % of the model" in freshness.smallest

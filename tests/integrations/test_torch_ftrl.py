@@ -415,15 +415,6 @@ def test_more_steps_than_planned():
     refused(RecordingError, "accounted for 2 steps", optimizer, model)
 
 
-def test_a_step_skipped_or_repeated():
-    model, optimizer = make()
-    train(model, optimizer, range(2))
-    refused(RecordingError, "Expected step 2 next", optimizer, model, leaf=3)
-    refused(RecordingError, "Expected step 2 next", optimizer, model, leaf=1)
-    optimizer.zero_grad()
-    train(model, optimizer, range(2, 3), leaf=2)
-
-
 def test_a_record_that_takes_part_too_often():
     model, optimizer = make(participations=2, min_separation=3)
     train(model, optimizer, range(1), records=[1, 2, 3])

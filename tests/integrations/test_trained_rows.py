@@ -193,7 +193,7 @@ def test_a_record_that_comes_twice_is_seen_wherever_it_is_doubled(options):
         (anchors(100), "rows per record", "100 rows more"),
         (half, "rows per record", "only part of the batch"),
         (doubled, "rows per record", "two rows or more and others none"),
-        (again, "repeated batches", "had no draw of their own"),
+        (again, "repeated batches", "no batch was drawn for"),
         (dropped, "unused batches", "drawn and not trained on"),
         (another_loader, "training loader", "not drawn from in any of 32 steps"),
         (zipped, "training loader", "a batch of another loader (RandomSampler)"),

@@ -24,14 +24,14 @@ from askgauss.files.run_folder import RunFolder
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.strategies import BandedStrategy
-from askgauss.paper import heads_plan, page, reproduce, sweep, train_dpsgd
-from askgauss.paper.csv_rows import csv_text
-from askgauss.paper.scatter import ScatterFeatures
 from askgauss.recording.facts import RunFacts
 from askgauss.recording.inputs import load_audit_input
 from askgauss.recording.step_store import StepStore
 from askgauss.results import Status
 from askgauss.sampling import CyclicPoisson
+from paper import heads_plan, page, reproduce, sweep, train_dpsgd
+from paper.csv_rows import csv_text
+from paper.scatter import ScatterFeatures
 from tests.integrations.runs import SIZES, make_run
 
 STEPS, EVERY = 11, 3

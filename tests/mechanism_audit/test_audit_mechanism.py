@@ -17,7 +17,7 @@ from askgauss.exceptions import (
 )
 from askgauss.files import codec
 from askgauss.mechanism_audit import MechanismResult, from_function
-from askgauss.mechanism_audit.output_scores import classifier_named
+from askgauss.mechanism_audit.events import classifier_named
 from tests.calibration.mechanism_cells import count
 from tests.mechanism_audit.exam import BROKEN, CORRECT, Mechanism, laplace
 

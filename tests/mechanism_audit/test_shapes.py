@@ -204,7 +204,7 @@ def test_the_last_bits_of_a_float_tell_the_inputs_apart_if_they_are_looked_at():
 
 
 def test_last_bits_by_counting():
-    from askgauss.mechanism_audit.output_scores import _last_bits
+    from askgauss.mechanism_audit.events import _last_bits
 
     values = np.array([1.0, 3.0, 0.5, -6.0, 0.1, 0.0, np.nan, np.inf, 2.0**-1074])
     found = _last_bits(values)

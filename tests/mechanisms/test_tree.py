@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from askgauss.exceptions import (
@@ -497,7 +497,6 @@ def test_sensitivity_by_brute_force(steps, separation):
         assert squared == pytest.approx(brute_force(steps, **options), abs=1e-9)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     steps=st.integers(2, 11),
     participations=st.integers(1, 5),

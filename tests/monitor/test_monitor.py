@@ -647,7 +647,7 @@ def _recorder_of(monitor):
 
 
 def test_a_result_shows_the_course_and_survives_its_json():
-    from askgauss.figures.course_figures import BoundByStep, with_course
+    from askgauss.figures.run_figures import BoundByStep, with_course
     from askgauss.figures.style import NothingToDrawError
 
     monitor = quiet()
@@ -663,14 +663,14 @@ def test_a_result_shows_the_course_and_survives_its_json():
     assert again.to_dict() == shown.to_dict()
     assert 'id="course"' in again.to_html()
     assert "There was no alarm." in shown.to_html()
-    assert BoundByStep.from_result(again).step == monitor.course().step
+    assert BoundByStep.from_result(again).feed.course.step == monitor.course().step
     broken = replace(shown, watched=replace(shown.watched, error=7.0))
     with pytest.raises(FileFormatError, match="error"):
         ag.AuditResult.from_json(broken.to_json())
 
 
 def test_an_alarm_is_among_the_findings_and_in_the_report():
-    from askgauss.figures.course_figures import BoundByStep, with_course
+    from askgauss.figures.run_figures import BoundByStep, with_course
 
     monitor = quiet()
     recorder = loop(monitor, 3, noise=SIGMA / 2)
@@ -679,7 +679,7 @@ def test_an_alarm_is_among_the_findings_and_in_the_report():
     )
     assert result.findings[-1].check == "monitor"
     assert "Step 1: noise" in result.findings[-1].summary
-    assert BoundByStep.from_result(result).alarm_step == 1
+    assert BoundByStep.from_result(result).feed.alarm.step == 1
     page = result.to_html()
     assert "alarm at step 1" in page
     assert "Step 1: noise" in page

@@ -86,6 +86,43 @@ def test_a_clean_run_is_quiet_and_its_bound_is_the_schemes(scheme):
     assert projected.low < truth < projected.high
 
 
+@pytest.mark.parametrize("scheme", KNOWN, ids=lambda scheme: scheme.tag)
+def test_a_bound_above_the_claim_alarms_during_the_training(scheme):
+    """By the coarse bound of the scheme: whoever asks for the alarm gets the exact one."""
+    claim = ag.PrivacyClaim(epsilon=0.1, delta=1e-5, steps=STEPS)
+    monitor = watched(scheme, claim=claim, noise=0.25, contribution=1.0)
+    assert monitor._alarm is not None
+    # Without a declared noise multiplier above the true one only the bound contradicts the claim.
+    claim = ag.PrivacyClaim(epsilon=0.1, delta=1e-5, noise_multiplier=0.25, steps=STEPS)
+    monitor = watched(scheme, claim=claim, noise=0.25)
+    assert monitor._alarm is not None
+    assert monitor._alarm.cause == "epsilon"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "least"),
+    [
+        (EveryStep(), 1.0),
+        (CyclicPoisson(rate=0.4, cycle=4), 0.99),
+        (CyclicPoisson(rate=1.0, cycle=4, groups="secret"), 0.3),
+        (MinSeparation(separation=4, rate=0.3), 0.95),
+        (MinSeparation(separation=10, rate=0.05, warm_start=False), 0.95),
+        (MinSeparation(separation=1, rate=0.1), 0.95),
+        (BallsInBins(bins=6), 0.9),
+        (BallsInBins(bins=6, redrawn=False), 0.9),
+    ],
+    ids=str,
+)
+def test_a_coarse_bound_of_a_scheme_is_below_its_bound(scheme, least):
+    for noise in (0.3, 1.0, 2.0, 6.0):
+        for steps in (1, 7, 60, 600):
+            run = {"noise_multiplier": noise, "steps": steps, "delta": 1e-5}
+            exact, coarse = scheme.epsilon_lower(**run), scheme.coarse_epsilon_lower(**run)
+            assert 0.0 <= coarse <= exact * (1.0 + 1e-9)
+            if steps == 600 and noise >= 2.0:
+                assert coarse >= least * exact, (noise, coarse, exact)
+
+
 @pytest.mark.parametrize("scheme", UNKNOWN, ids=lambda scheme: scheme.tag)
 def test_where_others_give_the_canary_away_only_noise_is_watched(scheme):
     assert watched(scheme).alarm is None

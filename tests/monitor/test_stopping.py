@@ -9,10 +9,11 @@ import pytest
 
 import askgauss as ag
 from askgauss import accounting
-from askgauss.audited_run import AuditedRun
-from askgauss.checks.stopping import error_share
+from askgauss.auditing import AuditedRun
+from askgauss.checks.gate import error_share
 from askgauss.evidence.standard import Standard
 from askgauss.evidence.verification import verify
+from askgauss.monitor import run_monitor, sequential
 
 NOISE, DELTA = 2.0, 1e-5
 
@@ -117,6 +118,42 @@ def test_the_quick_bound_alarms_in_the_training_and_the_exact_one_when_asked(mon
     assert run._monitor.alarm.cause == "epsilon"
 
 
+def test_no_step_waits_for_two_slow_jobs(monkeypatch, tmp_path):
+    """To compare a look with the claim, to compose a bound and to write each take milliseconds."""
+    run, jobs = Run(epsilon=6.0), []
+    monitor = run._monitor
+    monitor._folder, monitor._seconds, monitor._began = tmp_path, 1e-9, -1e9
+    for owner, name in (
+        (sequential.Looks, "above"),
+        (sequential.Looks, "advance"),
+        (run_monitor, "write_feed"),
+    ):
+        original = getattr(owner, name)
+
+        def counted(*arguments, _original=original, _name=name, **options):
+            done = _original(*arguments, **options)
+            # To see that there is nothing to compose takes no time.
+            if _name != "advance" or done:
+                jobs.append(_name)
+            return done
+
+        monkeypatch.setattr(owner, name, counted)
+    seen = set()
+    for _ in range(64):
+        jobs.clear()
+        run.train(1)
+        assert len(jobs) <= 1
+        seen |= {*jobs}
+    assert seen == {"above", "advance", "write_feed"}
+
+
+def test_looks_that_take_too_long_wait_for_the_end(monkeypatch):
+    monkeypatch.setattr(run_monitor, "_LONGEST_LOOK", 0.0)
+    run = Run(epsilon=1.0).train(64)
+    assert run._monitor._alarm is None
+    assert run._monitor.alarm.cause == "epsilon"
+
+
 @pytest.mark.parametrize("rate", [0.001, 0.01, 0.08, 0.9])
 @pytest.mark.parametrize("steps", [1, 100, 5000])
 def test_the_coarse_bound_is_just_below_what_composing_gives(rate, steps):
@@ -214,7 +251,7 @@ def test_the_planned_end_and_no_plan_at_all():
     unplanned = Run(planned=False).train(40)
     result = unplanned.result(claim=unplanned.claim)
     assert result.confidence == 0.95
-    assert "not ended by what its monitor showed" in finding(result).summary
+    assert "what the monitor showed did not decide" in finding(result).summary
 
 
 def finding(result):

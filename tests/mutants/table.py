@@ -35,7 +35,7 @@ def _mutant(name: str, module: str, before: str, after: str, breaks: str, *tests
 _STATS = (
     _mutant(
         "binomial-one-sided",
-        "stats/binomial.py",
+        "stats/limits.py",
         "return min(1.0, 2.0 * min(below, above))",
         "return min(1.0, min(below, above))",
         "The two-sided binomial p-value is that of one side: half of what it should be.",
@@ -43,7 +43,7 @@ _STATS = (
     ),
     _mutant(
         "binomial-upper-tail-off-by-one",
-        "stats/binomial.py",
+        "stats/limits.py",
         "bdtrc(successes - 1, trials, rate)",
         "bdtrc(successes, trials, rate)",
         "The upper binomial tail leaves out the observed count.",
@@ -51,7 +51,7 @@ _STATS = (
     ),
     _mutant(
         "clopper-pearson-upper-off-by-one",
-        "stats/binomial.py",
+        "stats/limits.py",
         "betainccinv(successes + 1.0, np.maximum(trials - successes, 1), error)",
         "betainccinv(successes + 0.5, np.maximum(trials - successes, 1), error)",
         "The upper confidence limit of a rate is that of half a success fewer.",
@@ -59,7 +59,7 @@ _STATS = (
     ),
     _mutant(
         "rate-limits-error-not-halved",
-        "stats/confusion_matrix.py",
+        "stats/error_rates.py",
         "betainccinv(mistakes + 1, rest, error / 2.0)",
         "betainccinv(mistakes + 1, rest, error)",
         "The limits of both error rates have the whole error each, so that together they have two.",
@@ -67,17 +67,17 @@ _STATS = (
     ),
     _mutant(
         "confusion-epsilon-without-delta",
-        "stats/confusion_matrix.py",
-        "math.log((1.0 - delta - other) / rate)",
-        "math.log((1.0 - other) / rate)",
+        "auditors/thresholding.py",
+        "np.log(np.maximum(1.0 - delta - negative, 0.0) / positive)",
+        "np.log(np.maximum(1.0 - negative, 0.0) / positive)",
         "The bound from error rates is one of pure epsilon, which is larger.",
         "stats/test_confusion.py",
     ),
     _mutant(
         "gaussian-dp-sign",
-        "stats/confusion_matrix.py",
-        "-float(ndtri(positive)) - float(ndtri(negative))",
-        "-float(ndtri(positive)) + float(ndtri(negative))",
+        "auditors/thresholding.py",
+        "np.asarray(-ndtri(positive) - ndtri(negative))",
+        "np.asarray(-ndtri(positive) + ndtri(negative))",
         "The false negative rate enters mu with the wrong sign.",
         "stats/test_confusion.py",
     ),
@@ -107,7 +107,7 @@ _STATS = (
     ),
     _mutant(
         "fdp-forced-twice",
-        "stats/guess_tradeoff.py",
+        "stats/guess_counts.py",
         "forced = inverse_blow_up(right)",
         "forced = 2.0 * inverse_blow_up(right)",
         "The trade-off curve forces twice as many wrong guesses, so that too much is rejected.",
@@ -157,7 +157,7 @@ _STATS = (
     ),
     _mutant(
         "within-smaller-variance",
-        "stats/within_canary.py",
+        "stats/shift.py",
         "math.sqrt(max(chosen, shown) / pooled)",
         "math.sqrt(min(chosen, shown) / pooled)",
         "Of two estimates of the slope's variance the smaller one is taken.",
@@ -165,7 +165,7 @@ _STATS = (
     ),
     _mutant(
         "within-levels-cost-nothing",
-        "stats/within_canary.py",
+        "stats/shift.py",
         "count = max(counts.size * (steps - 1) + 1, 3)",
         "count = max(counts.size * steps, 3)",
         "The levels of the canaries cost no degrees of freedom.",
@@ -213,7 +213,7 @@ _STATS = (
     ),
     _mutant(
         "noise-e-value-not-squared",
-        "stats/e_process.py",
+        "stats/betting.py",
         "(1.0 / (r * r) - 1.0)",
         "(1.0 / r - 1.0)",
         "The e-value of the noise scale has a mean above 1 under the claim.",
@@ -221,7 +221,7 @@ _STATS = (
     ),
     _mutant(
         "wealth-of-a-bet-counted-twice",
-        "stats/e_process.py",
+        "stats/betting.py",
         "inflow = log_weight - math.log(step * (step + 1.0))",
         "inflow = log_weight - math.log(step)",
         "Money that comes in over the steps adds up to more than 1.",
@@ -229,7 +229,7 @@ _STATS = (
     ),
     _mutant(
         "order-statistics-delta-not-by-rate",
-        "stats/confident_mistakes.py",
+        "auditors/order_statistics.py",
         "always = gaussian.gdp_epsilon(delta / rate, self.mu)",
         "always = gaussian.gdp_epsilon(delta, self.mu)",
         "Delta is not amplified by sampling, so that the channel's epsilon is too high.",
@@ -237,7 +237,7 @@ _STATS = (
     ),
     _mutant(
         "ranked-rates-density",
-        "stats/ranked_rates.py",
+        "stats/error_rates.py",
         "(a + b) * rest +",
         "(a + b - 2.0) * rest +",
         "The density of a rate is not that of its log odds: its tails are too heavy.",
@@ -245,7 +245,7 @@ _STATS = (
     ),
     _mutant(
         "bracket-from-the-wrong-side",
-        "stats/search.py",
+        "stats/limits.py",
         "rejected = x1 if f1 > 0.0 else x2",
         "rejected = x2 if f1 > 0.0 else x1",
         "A bound is the end of its bracket that is not rejected: above the truth by a little.",
@@ -261,7 +261,7 @@ _STATS = (
     ),
     _mutant(
         "hockey-stick-without-delta",
-        "stats/quantised_composition.py",
+        "stats/composition.py",
         "math.log((present - delta) / absent)",
         "math.log(present / absent)",
         "The epsilon of a loss distribution ignores delta in its last cell: it is too high.",
@@ -270,7 +270,7 @@ _STATS = (
     ),
     _mutant(
         "pair-counts-once",
-        "stats/pair_composition.py",
+        "stats/composition.py",
         "weights[k] * _masses(edges - k * shift)",
         "weights[k] * _masses(edges - shift)",
         "A record that is counted k times moves the sum as if it were counted once.",
@@ -314,11 +314,11 @@ _AUDITORS = (
     ),
     _mutant(
         "trials-multiplicity",
-        "auditors/trials.py",
-        "return self.combination.share(error, len(self.trials))",
+        "auditors/thresholding.py",
+        "return error / len(self.trials)",
         "return error",
-        "The best of several trials has the whole error, as if it had been the only one.",
-        "auditors/test_guessing.py",
+        "The best of several thresholds has the whole error, as if it had been the only one.",
+        "auditors/test_confusion.py",
     ),
     _mutant(
         "tied-scores-leak",
@@ -372,7 +372,7 @@ _AUDITORS = (
     ),
     _mutant(
         "planted-counted-among-others",
-        "auditors/step_evidence.py",
+        "auditors/subsampled_gaussian.py",
         "int(observed[rows].sum()) - count,",
         "int(observed[rows].sum()),",
         "Observations with a planting are counted among those without.",
@@ -381,8 +381,8 @@ _AUDITORS = (
     _mutant(
         "matrix-threshold-missed",
         "auditors/thresholding.py",
-        'missed = np.searchsorted(ones, thresholds, side="left")',
-        'missed = np.searchsorted(ones, thresholds, side="right")',
+        "above = score >= threshold",
+        "above = score > threshold",
         "A present canary whose score is the threshold counts as missed.",
         "auditors/test_confusion.py::TestCounting",
     ),
@@ -476,7 +476,7 @@ _DIAGNOSTICS = (
     ),
     _mutant(
         "invalid-is-a-warning",
-        "checks/findings.py",
+        "checks/registry.py",
         "serious = consequence in (Consequence.BREACH, Consequence.INVALIDATES)",
         "serious = consequence is Consequence.BREACH",
         "A failed check that voids the bound is only a warning.",
@@ -492,7 +492,7 @@ _DIAGNOSTICS = (
     ),
     _mutant(
         "tolerable-fails",
-        "checks/findings.py",
+        "checks/registry.py",
         "p_value=1.0 if tolerable else min(max(float(p_value), 0.0), 1.0)",
         "p_value=min(max(float(p_value), 0.0), 1.0)",
         "A difference that is too small to matter fails its check.",
@@ -784,16 +784,6 @@ _OPACUS = (
         "counted.get(key, 0) + int(steps - old_steps)",
         "counted.get(key, 0) + int(steps)",
         "Steps that were accounted for before the audit count as audited ones.",
-        "test_opacus_accountant.py",
-        "integrations/test_opacus.py",
-        "integrations/test_opacus_facts.py",
-    ),
-    _mutant(
-        "accountant-still-wrapped",
-        "integrations/opacus/ledger.py",
-        "            del accountant.get_epsilon\n",
-        "            return\n",
-        "The accountant's get_epsilon is not put back when the audit ends.",
         "test_opacus_accountant.py",
         "integrations/test_opacus.py",
         "integrations/test_opacus_facts.py",

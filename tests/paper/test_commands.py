@@ -10,7 +10,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from askgauss.cli import app
+from paper.__main__ import app
 
 
 def run(*arguments):
@@ -41,7 +41,7 @@ def test_a_figure_that_needs_no_run(tmp_path):
 def test_data_that_was_not_fetched(tmp_path):
     done = run("reproduce", "bounds", "--folder", tmp_path / "r", "--data", tmp_path)
     assert done.exit_code == 2
-    assert "askgauss data fetch cifar10" in done.output
+    assert "python -m paper data fetch cifar10" in done.output
 
 
 _SIZES = ("--seeds", "1", "--epsilon", "2", "--steps", "10", "--present", "30", "--absent", "30")
@@ -54,7 +54,7 @@ class Nowhere:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Nowhere())
-from askgauss.cli import main
+from paper.__main__ import main
 found = []
 for arguments in json.loads(sys.argv[1]):
     output, errors = io.TextIOWrapper(io.BytesIO()), io.StringIO()
@@ -98,3 +98,10 @@ def test_without_the_extras(tmp_path):
 @pytest.mark.parametrize("name", ["reproduce", "sweep", "data"])
 def test_the_commands_say_what_they_do(name):
     assert run(name, "--help").exit_code == 0
+
+
+def test_numbers_beyond_reason_are_refused(tmp_path):
+    refused = run("sweep", "--seeds", 10**18, "--folder", tmp_path / "s")
+    assert refused.exit_code == 2
+    assert "seeds" in refused.output
+    assert run("reproduce", "no-such-figure", "--folder", tmp_path / "r").exit_code == 2

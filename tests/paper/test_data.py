@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from askgauss.exceptions import FileFormatError
-from askgauss.paper import data, formats
+from paper import data, formats
 
 
 def _tiny_cifar():
@@ -65,7 +65,7 @@ def test_a_wrong_checksum_is_refused_and_leaves_nothing(tmp_path, cifar):
     with pytest.raises(data.DataError, match="checksum"):
         data.fetch("cifar10", folder=tmp_path / "cache", source=source, progress=False)
     assert list((tmp_path / "cache").iterdir()) == []
-    with pytest.raises(data.DataError, match="askgauss data fetch cifar10"):
+    with pytest.raises(data.DataError, match="paper data fetch cifar10"):
         data.load("cifar10", folder=tmp_path / "cache")
 
 

@@ -1,19 +1,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from askgauss.files.run_folder import RunFolder
-from askgauss.paper import data, deep, heads_plan, train_dpsgd
-from askgauss.paper.augment import random_views
-from askgauss.paper.networks import MODELS, SmallCNN, StandardisedConv2d, WideResNet
+from paper import data, deep, heads_plan, train_dpsgd
+from paper.augment import random_views
+from paper.networks import MODELS, SmallCNN, StandardisedConv2d, WideResNet
+from tests import forks
 
 
 def few_digits(train, test):
@@ -166,7 +163,7 @@ def test_views_fit_the_images(tmp_path, monkeypatch, name, size, shift, flip):
 _WORKER = """
 import contextlib, sys
 from askgauss.files.run_folder import RunFolder
-from askgauss.paper import deep
+from paper import deep
 from tests.paper.test_deep import _plan, few_digits
 first = deep.process_rank() == 0
 with RunFolder(sys.argv[1], {}) if first else contextlib.nullcontext() as folder:
@@ -178,17 +175,8 @@ def test_two_processes_are_one_run(tmp_path):
     """Under torchrun: gradients add up over processes, noise and canaries come once."""
     script = tmp_path / "worker.py"
     script.write_text(_WORKER)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", str(script), str(tmp_path / "two")),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    done = forks.ran_as_ranks(script, 2, str(tmp_path / "two"))
+    assert [rank.returncode for rank in done] == [0, 0], [rank.stderr for rank in done]
     with RunFolder(tmp_path / "one", {}) as folder:
         one = deep.train_heads(few_digits(300, 60), _plan(3), folder, model="small-cnn")
     two = RunFolder(tmp_path / "two").read_json("results/accuracy.json")

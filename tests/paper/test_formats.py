@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from askgauss.exceptions import FileFormatError
-from askgauss.paper import formats
+from paper import formats
 
 
 def _images(count: int = 3, seed: int = 0):

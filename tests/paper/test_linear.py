@@ -5,8 +5,8 @@ import pytest
 import torch
 from opacus.grad_sample import GradSampleModule
 
-from askgauss.paper.linear_heads import Heads, HeadsShape
-from askgauss.paper.networks import ScatterLinear
+from paper.linear_heads import Heads, HeadsShape
+from paper.networks import ScatterLinear
 
 CHANNELS, PLACES, CLASSES, ROWS = 6, 9, 4, 13
 
@@ -82,7 +82,7 @@ def test_each_head_has_its_own_batch():
 def test_pieces_of_a_batch_add_up(monkeypatch):
     stack, rows, labels = _run()
     whole = stack.clipped_sum(rows, labels, clip_norm=1.0)
-    monkeypatch.setattr("askgauss.paper.linear_heads._CHUNK", 5)
+    monkeypatch.setattr("paper.linear_heads._CHUNK", 5)
     pieces = stack.clipped_sum(lambda part: rows[part], labels, clip_norm=1.0)
     torch.testing.assert_close(whole, pieces, rtol=1e-5, atol=1e-6)
 

@@ -11,12 +11,12 @@ from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.files import codec
 from askgauss.files.atomic import RunFolderBusyError, locked
 from askgauss.files.run_folder import RunFolder
-from askgauss.paper import figures_bounds, paper_figure, reproduce, scatter, uncorrected
-from askgauss.paper.csv_rows import csv_text
 from askgauss.results import AuditResult, Verdict
 from askgauss.simulation import simulate_scores
-from askgauss.stats import guess_counts, guess_tradeoff
+from askgauss.stats import guess_counts
 from askgauss.stats.guess_counts import GuessCounts
+from paper import figures_bounds, paper_figure, reproduce, scatter, uncorrected
+from paper.csv_rows import csv_text
 from tests.paper.test_deep import few_digits
 
 
@@ -81,8 +81,8 @@ def test_nothing_is_done_twice(folder, monkeypatch):
     def refuse(*arguments, **more):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("askgauss.paper.train_dpsgd._ParallelRuns.advance", refuse)
-    monkeypatch.setattr("askgauss.paper.linear_heads.Heads.clipped_sum", refuse)
+    monkeypatch.setattr("paper.train_dpsgd._ParallelRuns.advance", refuse)
+    monkeypatch.setattr("paper.linear_heads.Heads.clipped_sum", refuse)
     before = (folder / "run" / "figures" / "gram.svg").read_bytes()
     reproduce.run(
         "smoke",
@@ -163,7 +163,7 @@ def test_uncorrected_is_the_best_of_all_thresholds():
     correct = np.cumsum(scores.member[order])
     for ours, counts in (
         (uncorrected.uncorrected_one_run, guess_counts.epsilon_from_counts),
-        (uncorrected.uncorrected_fdp, guess_tradeoff.epsilon_from_counts),
+        (uncorrected.uncorrected_fdp, guess_counts.gaussian_from_counts),
     ):
         brute = max(
             counts(GuessCounts(canaries=120, guesses=guesses + 1, correct=int(right)), **level)
@@ -268,7 +268,7 @@ def test_the_digits_a_run_was_started_with_are_kept(folder, monkeypatch):
         return replace(plan, heads=tuple(heads))
 
     monkeypatch.setattr(reproduce, "dpsgd_plan", elsewhere)
-    monkeypatch.setattr("askgauss.paper.train_dpsgd._ParallelRuns.advance", pytest.fail)
+    monkeypatch.setattr("paper.train_dpsgd._ParallelRuns.advance", pytest.fail)
     reproduce.run(
         "smoke",
         folder=folder / "run",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, MissingExtraError
-from askgauss.paper import sweep
+from paper import sweep
 
 GRID = sweep.Grid(
     epsilons=(2.0, 8.0),

@@ -10,9 +10,9 @@ import askgauss as ag
 from askgauss.canaries import Stream
 from askgauss.files.run_folder import RunFolder
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.paper import heads_plan, train_dpftrl, train_dpsgd
-from askgauss.paper.linear_heads import Heads, HeadsShape
-from askgauss.paper.scatter import ScatterFeatures
+from paper import heads_plan, train_dpftrl, train_dpsgd
+from paper.linear_heads import Heads, HeadsShape
+from paper.scatter import ScatterFeatures
 
 STEPS, RATE, SIGMA = 30, 0.2, 1.5
 

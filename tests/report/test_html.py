@@ -175,7 +175,7 @@ def test_the_statement_says_what_must_be_said(pages):
         "Outside any audit of one run: settings and metadata",
     ):
         assert words in text, words
-    assert "an audit proves nothing private" in Page(pages["consistent"]).text
+    assert "no audit can prove a model private" in Page(pages["consistent"]).text
 
 
 def test_a_bound_whose_assumptions_failed_is_not_sold(pages):
@@ -190,7 +190,7 @@ def test_a_bound_whose_assumptions_failed_is_not_sold(pages):
 def test_every_part_of_the_training_is_shown_as_the_scope_has_it(pages):
     for name in ("violation", "consistent"):
         text, result = Page(pages[name]).text, getattr(samples, name)()
-        words = {"fine": "✓ tested", "broken": "✕ broken", "not tested": "– not tested"}
+        words = {"fine": "✓ tested", "broken": "✕ violated", "not tested": "– not tested"}
         for part in result.scope:
             assert f"{part.name} {words[part.status]}" in text.replace("\xa0", " "), part
     assert "through the loader and clipping" not in Page(pages["violation"]).text

@@ -18,7 +18,9 @@ from askgauss.sampling import (
     Shuffled,
     TruncatedPoisson,
 )
-from askgauss.sampling import batch_testing as room
+from askgauss.sampling import (
+    batch_testing as room,
+)
 from tests.sampling.schemes import every_scheme, shown, smallest
 
 RECORDS, STEPS = 500, 200

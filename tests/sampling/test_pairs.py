@@ -48,7 +48,7 @@ def test_a_scheme_accounted_as_another_is_named_with_both_epsilons(used, account
     finding = found(used, SCHEMES[accounted], pair.claimed)
     assert f"{SCHEMES[used]}, and {SCHEMES[accounted]} was accounted for" in finding.summary
     # The noise is what was measured: near the claimed one, on the side that leaks less.
-    assert "that gives epsilon at least" in finding.summary
+    assert "it spends epsilon at least" in finding.summary
     assert finding.measured is not None
     assert 0.6 * pair.true_at_least < finding.measured < 1.1 * pair.true_at_least
     breach = finding.measured > 1.005 * pair.claimed

@@ -19,7 +19,7 @@ from askgauss.mechanisms.decorrelate import released_nodes
 from askgauss.mechanisms.matrix import MatrixMechanism
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.simulation import simulate_dpftrl
-from askgauss.simulation.dpftrl_runs import _prefix_noise, node_noise, run_tree
+from askgauss.simulation.simulated_runs import _prefix_noise, node_noise, run_tree
 from askgauss.stats import gaussian
 
 DELTA = 1e-5

@@ -24,7 +24,7 @@ from askgauss.simulation import (
     simulate_dpftrl,
     simulate_dpsgd,
 )
-from askgauss.simulation.dpsgd_parts import DPSGDMechanism, Gradients, SimulatedRun, per_record
+from askgauss.simulation.mechanism import DPSGDMechanism, Gradients, SimulatedRun, per_record
 
 SMALL = Size(present=150, absent=150, steps=120)
 SETTING = {

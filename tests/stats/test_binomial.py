@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import binom
 
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.stats.binomial import (
+from askgauss.stats.limits import (
     binomial_weights,
     clopper_pearson_lower,
     clopper_pearson_upper,

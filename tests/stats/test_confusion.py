@@ -6,11 +6,12 @@ from scipy.special import betainc, betaincinv, ndtr, ndtri
 from scipy.stats import binom
 
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.stats import confusion_matrix
-from askgauss.stats.binomial import clopper_pearson_upper
-from askgauss.stats.confusion_matrix import ConfusionMatrix
+from askgauss.stats import error_rates
+from askgauss.stats.error_rates import ConfusionMatrix
 from askgauss.stats.gaussian import gdp_epsilon, gdp_mu
+from askgauss.stats.limits import clopper_pearson_upper
 from askgauss.stats.tradeoff import TradeOff
+from tests.auditors.matrices import clopper_pearson_epsilon, gaussian_dp_epsilon
 
 
 def matrix(true_positive, true_negative, false_positive, false_negative):
@@ -57,17 +58,14 @@ def slow_credence(counts, epsilon, delta, points=20_000):
 
 
 def test_known_values():
-    assert confusion_matrix.clopper_pearson_epsilon(BALANCED, **LEVEL) == pytest.approx(
-        1.9897, abs=6e-5
-    )
-    assert confusion_matrix.bayesian_epsilon(BALANCED, **LEVEL) == pytest.approx(2.1095, abs=6e-5)
+    assert clopper_pearson_epsilon(BALANCED, **LEVEL) == pytest.approx(1.9897, abs=6e-5)
+    assert error_rates.bayesian_epsilon(BALANCED, **LEVEL) == pytest.approx(2.1095, abs=6e-5)
     low, high = (
-        confusion_matrix.bayesian_epsilon(PEER, delta=1e-5, confidence=level)
-        for level in (0.95, 0.05)
+        error_rates.bayesian_epsilon(PEER, delta=1e-5, confidence=level) for level in (0.95, 0.05)
     )
     assert (low, high) == pytest.approx((0.1439, 6.4156), abs=6e-5)
-    assert confusion_matrix.clopper_pearson_epsilon(PEER, delta=1e-5, confidence=0.9) == 0.0
-    epsilon = confusion_matrix.gaussian_dp_epsilon(matrix(500, 990, 10, 500), **LEVEL)
+    assert clopper_pearson_epsilon(PEER, delta=1e-5, confidence=0.9) == 0.0
+    epsilon = gaussian_dp_epsilon(matrix(500, 990, 10, 500), **LEVEL)
     assert gdp_mu(epsilon, 1e-5) == pytest.approx(2.01099, abs=6e-6)
 
 
@@ -84,7 +82,7 @@ def test_rate_limits_are_clopper_pearson_at_half_the_error_each():
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 0.05])
 def test_clopper_pearson_is_the_last_epsilon_contradicted(counts, delta):
     rates = counts.rate_limits(confidence=0.95)
-    bound = confusion_matrix.clopper_pearson_epsilon(counts, delta=delta, confidence=0.95)
+    bound = clopper_pearson_epsilon(counts, delta=delta, confidence=0.95)
     grid = np.linspace(0.0, 15.0, 150_001)
     curve = np.maximum(
         1.0 - delta - np.exp(grid) * rates[0], np.exp(-grid) * (1.0 - delta - rates[0])
@@ -95,18 +93,18 @@ def test_clopper_pearson_is_the_last_epsilon_contradicted(counts, delta):
 
 def test_guesses_worse_than_chance_give_nothing():
     reversed_guesses = matrix(100, 100, 900, 900)
-    assert confusion_matrix.gaussian_dp_epsilon(reversed_guesses, **LEVEL) == 0.0
-    assert confusion_matrix.clopper_pearson_epsilon(reversed_guesses, **LEVEL) == 0.0
+    assert gaussian_dp_epsilon(reversed_guesses, **LEVEL) == 0.0
+    assert clopper_pearson_epsilon(reversed_guesses, **LEVEL) == 0.0
     # The region of the posterior is symmetric: a reversed test is as good as its mirror image.
-    assert confusion_matrix.bayesian_epsilon(reversed_guesses, **LEVEL) == pytest.approx(
-        confusion_matrix.bayesian_epsilon(BALANCED, **LEVEL), abs=1e-7
+    assert error_rates.bayesian_epsilon(reversed_guesses, **LEVEL) == pytest.approx(
+        error_rates.bayesian_epsilon(BALANCED, **LEVEL), abs=1e-7
     )
 
 
 @pytest.mark.parametrize("counts", MATRICES)
 def test_gaussian_bound_is_the_last_mu_contradicted(counts):
     rates = counts.rate_limits(confidence=0.95)
-    mu = gdp_mu(confusion_matrix.gaussian_dp_epsilon(counts, **LEVEL), 1e-5)
+    mu = gdp_mu(gaussian_dp_epsilon(counts, **LEVEL), 1e-5)
     grid = np.linspace(0.0, 10.0, 100_001)
     contradicted = grid[rates[1] < ndtr(-ndtri(rates[0]) - grid)]
     assert mu == pytest.approx(contradicted.max(initial=0.0), abs=1.1e-4)
@@ -117,11 +115,11 @@ def test_gaussian_bound_is_the_last_mu_contradicted(counts):
 def test_p_value_and_bounds_never_disagree(counts, epsilon):
     delta = 1e-5
     claims = {
-        TradeOff.epsilon_delta(epsilon, delta): confusion_matrix.clopper_pearson_epsilon,
-        TradeOff.gaussian(gdp_mu(epsilon, delta)): confusion_matrix.gaussian_dp_epsilon,
+        TradeOff.epsilon_delta(epsilon, delta): clopper_pearson_epsilon,
+        TradeOff.gaussian(gdp_mu(epsilon, delta)): gaussian_dp_epsilon,
     }
     for claim, bound in claims.items():
-        value = confusion_matrix.p_value(claim.beta_at, counts)
+        value = error_rates.p_value(claim.beta_at, counts)
         assert 0.0 < value <= 1.0
         if 1e-12 < value < 0.99:
             beyond = bound(counts, delta=delta, confidence=1.0 - value * 1.001)
@@ -140,7 +138,7 @@ def test_p_value_is_valid_for_independent_canaries():
     values = np.array(
         [
             [
-                confusion_matrix.p_value(curve, matrix(tp, tn, size - tn, size - tp))
+                error_rates.p_value(curve, matrix(tp, tn, size - tn, size - tp))
                 for tn in range(size + 1)
             ]
             for tp in range(size + 1)
@@ -156,13 +154,13 @@ def test_p_value_is_valid_for_independent_canaries():
 @pytest.mark.parametrize("delta", [0.0, 0.05])
 def test_credence_against_quantile_sums(counts, delta):
     for epsilon in (0.0, 0.3, 3.0):
-        found = confusion_matrix.bayesian_probability(counts, epsilon=epsilon, delta=delta)
+        found = error_rates.bayesian_probability(counts, epsilon=epsilon, delta=delta)
         assert found == pytest.approx(slow_credence(counts, epsilon, delta), abs=5e-5)
 
 
 @pytest.mark.parametrize(("counts", "epsilon"), [(PEER, 0.1439), (PEER, 6.4), (BALANCED, 2.1)])
 def test_credence_against_many_quantiles(counts, epsilon):
-    found = confusion_matrix.bayesian_probability(counts, epsilon=epsilon, delta=1e-5)
+    found = error_rates.bayesian_probability(counts, epsilon=epsilon, delta=1e-5)
     assert found == pytest.approx(slow_credence(counts, epsilon, 1e-5, 200_000), abs=2e-6)
 
 
@@ -181,7 +179,7 @@ def test_credence_against_simulation():
         ]
         epsilon = np.maximum.reduce([*ratios, np.zeros(draws)])
         for level in (0.5, 1.5, 2.5):
-            found = confusion_matrix.bayesian_probability(counts, epsilon=level, delta=delta)
+            found = error_rates.bayesian_probability(counts, epsilon=level, delta=delta)
             # 4.5 standard deviations, 6 comparisons: fails a correct value once in 20,000 seeds.
             assert np.mean(epsilon <= level) == pytest.approx(
                 found, abs=4.5 * 0.5 / math.sqrt(draws)
@@ -191,12 +189,11 @@ def test_credence_against_simulation():
 @pytest.mark.parametrize("counts", MATRICES)
 def test_bayesian_bounds_are_quantiles(counts):
     low, high = (
-        confusion_matrix.bayesian_epsilon(counts, delta=1e-5, confidence=level)
-        for level in (0.95, 0.05)
+        error_rates.bayesian_epsilon(counts, delta=1e-5, confidence=level) for level in (0.95, 0.05)
     )
     assert 0.0 <= low < high < math.inf
     for epsilon, probability in ((low, 0.05), (high, 0.95)):
-        found = confusion_matrix.bayesian_probability(counts, epsilon=epsilon, delta=1e-5)
+        found = error_rates.bayesian_probability(counts, epsilon=epsilon, delta=1e-5)
         if epsilon > 0.0:
             assert found == pytest.approx(probability, abs=1e-6)
         else:
@@ -206,21 +203,21 @@ def test_bayesian_bounds_are_quantiles(counts):
 def test_known_bounds_without_a_mistake():
     perfect = matrix(1000, 1000, 0, 0)
     limit = 1.0 - 0.025 ** (1.0 / 1000)
-    top = confusion_matrix.clopper_pearson_epsilon(perfect, **LEVEL)
+    top = clopper_pearson_epsilon(perfect, **LEVEL)
     assert top == pytest.approx(math.log((1.0 - 1e-5 - limit) / limit))
     assert top == pytest.approx(5.6, abs=0.01)
-    top = confusion_matrix.gaussian_dp_epsilon(perfect, **LEVEL)
+    top = gaussian_dp_epsilon(perfect, **LEVEL)
     assert top == pytest.approx(gdp_epsilon(1e-5, -2.0 * ndtri(limit)))
-    top = confusion_matrix.bayesian_epsilon(perfect, **LEVEL)
+    top = error_rates.bayesian_epsilon(perfect, **LEVEL)
     assert slow_credence(perfect, top, 1e-5) == pytest.approx(0.05, abs=5e-5)
 
 
 @pytest.mark.parametrize(
     "bound",
     [
-        confusion_matrix.clopper_pearson_epsilon,
-        confusion_matrix.gaussian_dp_epsilon,
-        confusion_matrix.bayesian_epsilon,
+        clopper_pearson_epsilon,
+        gaussian_dp_epsilon,
+        error_rates.bayesian_epsilon,
     ],
 )
 def test_no_matrix_beats_one_without_a_mistake(bound):
@@ -230,11 +227,9 @@ def test_no_matrix_beats_one_without_a_mistake(bound):
 
 
 def test_large_epsilon_is_no_problem():
-    assert confusion_matrix.bayesian_probability(BALANCED, epsilon=1e4, delta=0.0) == pytest.approx(
-        1.0
-    )
+    assert error_rates.bayesian_probability(BALANCED, epsilon=1e4, delta=0.0) == pytest.approx(1.0)
     many = matrix(10**7, 10**7, 0, 0)
-    assert confusion_matrix.gaussian_dp_epsilon(many, **LEVEL) > 80.0
+    assert gaussian_dp_epsilon(many, **LEVEL) > 80.0
 
 
 @pytest.mark.parametrize("counts", [BALANCED, matrix(480, 30, 470, 20), matrix(60, 495, 5, 440)])
@@ -248,12 +243,10 @@ def test_agrees_with_jax_privacy(counts):
     theirs = auditor.epsilon_clopper_pearson(
         significance=0.05, delta=1e-5, one_sided=False, threshold_strategy=auditing.Explicit(0.5)
     )
-    assert confusion_matrix.clopper_pearson_epsilon(counts, **LEVEL) == pytest.approx(
-        theirs, abs=1e-9
-    )
+    assert clopper_pearson_epsilon(counts, **LEVEL) == pytest.approx(theirs, abs=1e-9)
     # Theirs divides the error by the number of thresholds: three for two distinct scores.
     theirs = auditor.epsilon_from_gdp(significance=0.05, delta=1e-5)
-    ours = confusion_matrix.gaussian_dp_epsilon(counts, delta=1e-5, confidence=1.0 - 0.05 / 3.0)
+    ours = gaussian_dp_epsilon(counts, delta=1e-5, confidence=1.0 - 0.05 / 3.0)
     # Theirs may report the size of a negative mu where the limits contradict nothing.
     assert ours == (pytest.approx(theirs, abs=1e-5) if counts in strong else 0.0)
 
@@ -278,18 +271,13 @@ def test_bad_counts(change, name):
 
 
 def test_bad_levels():
-    for bound in (
-        confusion_matrix.clopper_pearson_epsilon,
-        confusion_matrix.gaussian_dp_epsilon,
-        confusion_matrix.bayesian_epsilon,
-    ):
-        for delta in (-1e-9, 1.0, math.nan):
-            with pytest.raises(InvalidArgumentError, match="Expected delta "):
-                bound(BALANCED, delta=delta, confidence=0.95)
-        for confidence in (0.0, 1.0, 95):
-            with pytest.raises(InvalidArgumentError, match="Expected confidence "):
-                bound(BALANCED, delta=1e-5, confidence=confidence)
+    for delta in (-1e-9, 1.0, math.nan):
+        with pytest.raises(InvalidArgumentError, match="Expected delta "):
+            error_rates.bayesian_epsilon(BALANCED, delta=delta, confidence=0.95)
+    for confidence in (0.0, 1.0, 95):
+        with pytest.raises(InvalidArgumentError, match="Expected confidence "):
+            error_rates.bayesian_epsilon(BALANCED, delta=1e-5, confidence=confidence)
     with pytest.raises(InvalidArgumentError, match=r"Expected delta .* no epsilon at delta 0"):
-        confusion_matrix.gaussian_dp_epsilon(BALANCED, delta=0.0, confidence=0.95)
+        gaussian_dp_epsilon(BALANCED, delta=0.0, confidence=0.95)
     with pytest.raises(InvalidArgumentError, match="Expected epsilon "):
-        confusion_matrix.bayesian_probability(BALANCED, epsilon=-1.0, delta=1e-5)
+        error_rates.bayesian_probability(BALANCED, epsilon=-1.0, delta=1e-5)

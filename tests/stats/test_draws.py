@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from askgauss.stats.sequential_sampling import (
+from askgauss.stats.betting import (
     SamplerBets,
     extreme_p_value,
     mean_p_value,

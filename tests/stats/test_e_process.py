@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from askgauss.stats import e_process as e
+from askgauss.stats import betting as e
 
 
 def _mean_and_error(values):

@@ -7,9 +7,9 @@ from scipy.special import expit, ndtr, ndtri
 from scipy.stats import binom
 
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.stats import guess_counts, guess_tradeoff
+from askgauss.stats import guess_counts
 from askgauss.stats.guess_counts import GuessCounts
-from askgauss.stats.search import largest_rejected
+from askgauss.stats.limits import largest_rejected
 from askgauss.stats.tradeoff import TradeOff
 
 PEER = GuessCounts(canaries=5000, guesses=257, correct=252)
@@ -92,11 +92,11 @@ def subsampled_gaussian(noise_multiplier, sampling_rate, steps):
 
 
 def test_known_bounds():
-    assert guess_tradeoff.epsilon_from_counts(PEER, delta=1e-5, confidence=0.95) == pytest.approx(
+    assert guess_counts.gaussian_from_counts(PEER, delta=1e-5, confidence=0.95) == pytest.approx(
         4.455, abs=6e-4
     )
     tutorial = GuessCounts(canaries=100, guesses=80, correct=70)
-    bound = guess_tradeoff.epsilon_from_counts(tutorial, delta=1e-6, confidence=0.95)
+    bound = guess_counts.gaussian_from_counts(tutorial, delta=1e-6, confidence=0.95)
     assert bound == pytest.approx(3.2956, abs=6e-5)
     # PrivacyGuard's tutorial prints 3.2906 here, from a grid of noise multipliers 0.01 apart.
     assert 0.0 < bound - 3.2906 < 0.01
@@ -112,7 +112,7 @@ def test_a_subsampled_gaussian_family_can_be_plugged_in():
         if parameter == 0.0:
             return 1.0
         curve, _ = subsampled_gaussian(1.0 / parameter, 1.0 / 12.0, 2500)
-        return 1.0 if guess_tradeoff.rejects(curve, PEER, error=0.05) else -1.0
+        return 1.0 if guess_counts.curve_rejects(curve, PEER, error=0.05) else -1.0
 
     inverse_noise = largest_rejected(margin, tolerance=1e-4)
     assert 1.0 / inverse_noise == pytest.approx(4.178, abs=3e-3)
@@ -137,8 +137,8 @@ def test_a_subsampled_gaussian_family_can_be_plugged_in():
 def test_p_value_solves_the_linear_program(canaries, guesses, correct, epsilon, delta):
     counts = GuessCounts(canaries=canaries, guesses=guesses, correct=correct)
     exact = largest_tail(epsilon_delta_lines(epsilon, delta), counts)
-    assert guess_tradeoff.p_value(
-        guess_tradeoff.epsilon_delta(epsilon, delta), counts
+    assert guess_counts.curve_p_value(
+        guess_counts.epsilon_delta_blow_up(epsilon, delta), counts
     ) == pytest.approx(exact, rel=1e-5)
 
 
@@ -149,7 +149,7 @@ def test_p_value_solves_the_linear_program(canaries, guesses, correct, epsilon, 
 def test_gaussian_p_value_solves_the_program_of_its_tangents(canaries, guesses, correct, mu):
     counts = GuessCounts(canaries=canaries, guesses=guesses, correct=correct)
     relaxed = largest_tail(gaussian_tangents(mu), counts)
-    found = guess_tradeoff.p_value(guess_tradeoff.gaussian(mu), counts)
+    found = guess_counts.curve_p_value(guess_counts.gaussian_blow_up(mu), counts)
     # Finitely many tangents lie above the curve and allow a little more.
     assert relaxed * (1.0 - 1e-3) <= found <= relaxed * (1.0 + 1e-5)
 
@@ -165,20 +165,20 @@ def test_rejects_like_the_plain_recursion():
             correct=int(rng.integers(guesses // 2, guesses + 1)),
         )
         error = float(10.0 ** -rng.uniform(0.5, 3.0))
-        curve = guess_tradeoff.gaussian(float(rng.exponential(0.7)))
-        answers.append(guess_tradeoff.rejects(curve, counts, error=error))
+        curve = guess_counts.gaussian_blow_up(float(rng.exponential(0.7)))
+        answers.append(guess_counts.curve_rejects(curve, counts, error=error))
         assert answers[-1] == slow_rejects(curve, counts, error)
     assert 40 < sum(answers) < 360
 
 
 @pytest.mark.parametrize(
-    "curve", [guess_tradeoff.gaussian(0.4), guess_tradeoff.epsilon_delta(0.8, 1e-3)]
+    "curve", [guess_counts.gaussian_blow_up(0.4), guess_counts.epsilon_delta_blow_up(0.8, 1e-3)]
 )
 @pytest.mark.parametrize(("guesses", "correct"), [(60, 50), (60, 60), (300, 190), (100, 3)])
 def test_rejection_is_monotone_in_error_and_in_the_count(curve, guesses, correct):
     def rejects(error, correct=correct):
         counts = GuessCounts(canaries=300, guesses=guesses, correct=correct)
-        return guess_tradeoff.rejects(curve, counts, error=error)
+        return guess_counts.curve_rejects(curve, counts, error=error)
 
     answers = [rejects(error) for error in np.exp(np.linspace(-50.0, -1e-9, 300))]
     assert np.all(np.diff(np.array(answers, dtype=int)) >= 0)
@@ -189,24 +189,28 @@ def test_rejection_is_monotone_in_error_and_in_the_count(curve, guesses, correct
 @pytest.mark.parametrize(("guesses", "correct"), [(257, 252), (100, 74), (2500, 1700), (9, 9)])
 def test_bound_and_p_value_agree(guesses, correct):
     counts = GuessCounts(canaries=5000, guesses=guesses, correct=correct)
-    mu = guess_tradeoff.strongest_rejected(guess_tradeoff.gaussian, counts, confidence=0.99)
+    mu = guess_counts.strongest_rejected(guess_counts.gaussian_blow_up, counts, confidence=0.99)
     if mu == 0.0:
-        assert guess_tradeoff.p_value(guess_tradeoff.gaussian(0.0), counts) > 0.01
+        assert guess_counts.curve_p_value(guess_counts.gaussian_blow_up(0.0), counts) > 0.01
         return
-    assert guess_tradeoff.p_value(guess_tradeoff.gaussian(mu), counts) <= 0.01 * (1.0 + 1e-6)
-    assert guess_tradeoff.p_value(guess_tradeoff.gaussian(mu + 1e-6), counts) > 0.01
+    assert guess_counts.curve_p_value(guess_counts.gaussian_blow_up(mu), counts) <= 0.01 * (
+        1.0 + 1e-6
+    )
+    assert guess_counts.curve_p_value(guess_counts.gaussian_blow_up(mu + 1e-6), counts) > 0.01
 
 
 def test_epsilon_delta_family():
     level = {"delta": 1e-5, "confidence": 0.95}
-    bound = guess_tradeoff.epsilon_delta_from_counts(PEER, **level)
-    assert guess_tradeoff.rejects(guess_tradeoff.epsilon_delta(bound, 1e-5), PEER, error=0.05)
-    assert not guess_tradeoff.rejects(
-        guess_tradeoff.epsilon_delta(bound + 1e-6, 1e-5), PEER, error=0.05
+    bound = guess_counts.epsilon_delta_from_counts(PEER, **level)
+    assert guess_counts.curve_rejects(
+        guess_counts.epsilon_delta_blow_up(bound, 1e-5), PEER, error=0.05
+    )
+    assert not guess_counts.curve_rejects(
+        guess_counts.epsilon_delta_blow_up(bound + 1e-6, 1e-5), PEER, error=0.05
     )
     # The same hypothesis as the binomial audit, by another route; neither contains the other.
     assert bound == pytest.approx(guess_counts.epsilon_from_counts(PEER, **level), rel=0.02)
-    pure = guess_tradeoff.epsilon_delta_from_counts(
+    pure = guess_counts.epsilon_delta_from_counts(
         GuessCounts(canaries=50, guesses=50, correct=45), delta=0.0, confidence=0.9
     )
     assert 0.0 < pure < math.log(45.0 / 5.0)
@@ -216,14 +220,14 @@ def test_p_value_is_valid_for_independent_mechanisms():
     canaries = 60
     counts = np.arange(canaries + 1)
     for curve, accuracy in (
-        (guess_tradeoff.gaussian(1.0), ndtr(0.5)),
-        (guess_tradeoff.gaussian(0.3), ndtr(0.15)),
-        (guess_tradeoff.epsilon_delta(1.0, 0.0), expit(1.0)),
+        (guess_counts.gaussian_blow_up(1.0), ndtr(0.5)),
+        (guess_counts.gaussian_blow_up(0.3), ndtr(0.15)),
+        (guess_counts.epsilon_delta_blow_up(1.0, 0.0), expit(1.0)),
     ):
         mass = binom.pmf(counts, canaries, accuracy)
         values = np.array(
             [
-                guess_tradeoff.p_value(
+                guess_counts.curve_p_value(
                     curve, GuessCounts(canaries=canaries, guesses=canaries, correct=int(v))
                 )
                 for v in counts
@@ -238,14 +242,14 @@ def test_p_value_is_valid_for_a_mechanism_that_couples_the_canaries():
     probability = 0.06 * binom.sf(904, 1000, expit(2.46))
     assert probability == pytest.approx(0.058, abs=1e-3)
     counts = GuessCounts(canaries=1000, guesses=1000, correct=905)
-    value = guess_tradeoff.p_value(guess_tradeoff.gaussian(1.0), counts)
+    value = guess_counts.curve_p_value(guess_counts.gaussian_blow_up(1.0), counts)
     assert probability < value < 2.0 * probability
 
 
 def test_abstentions_count_as_canaries():
     level = {"delta": 1e-5, "confidence": 0.95}
     bounds = [
-        guess_tradeoff.epsilon_from_counts(
+        guess_counts.gaussian_from_counts(
             GuessCounts(canaries=canaries, guesses=257, correct=252), **level
         )
         for canaries in (257, 1000, 5000, 100_000)
@@ -255,37 +259,38 @@ def test_abstentions_count_as_canaries():
 
 def test_curves_are_those_of_the_trade_off():
     for ours, theirs in (
-        (guess_tradeoff.gaussian(0.7), TradeOff.gaussian(0.7)),
-        (guess_tradeoff.epsilon_delta(1.2, 0.01), TradeOff.epsilon_delta(1.2, 0.01)),
-        (guess_tradeoff.epsilon_delta(0.0, 0.0), TradeOff.epsilon_delta(0.0, 0.0)),
+        (guess_counts.gaussian_blow_up(0.7), TradeOff.gaussian(0.7)),
+        (guess_counts.epsilon_delta_blow_up(1.2, 0.01), TradeOff.epsilon_delta(1.2, 0.01)),
+        (guess_counts.epsilon_delta_blow_up(0.0, 0.0), TradeOff.epsilon_delta(0.0, 0.0)),
     ):
         for probability in (1e-9, 0.005, 0.1, 0.5, 0.9, 0.999):
             expected = theirs.inverse_blow_up(probability)
             assert ours(probability) == pytest.approx(expected, rel=1e-9, abs=1e-16)
-    assert guess_tradeoff.epsilon_delta(1e4, 1e-3)(1.0) == pytest.approx(0.999)
-    assert guess_tradeoff.gaussian(0.7)(0.0) == 0.0
-    assert guess_tradeoff.gaussian(0.7)(1.0) == 1.0
+    assert guess_counts.epsilon_delta_blow_up(1e4, 1e-3)(1.0) == pytest.approx(0.999)
+    assert guess_counts.gaussian_blow_up(0.7)(0.0) == 0.0
+    assert guess_counts.gaussian_blow_up(0.7)(1.0) == 1.0
 
 
 def test_ends_of_the_range():
     nothing = GuessCounts(canaries=10, guesses=10, correct=0)
-    assert guess_tradeoff.p_value(guess_tradeoff.gaussian(0.0), nothing) == 1.0
+    assert guess_counts.curve_p_value(guess_counts.gaussian_blow_up(0.0), nothing) == 1.0
     assert (
-        guess_tradeoff.strongest_rejected(guess_tradeoff.gaussian, nothing, confidence=0.95) == 0.0
+        guess_counts.strongest_rejected(guess_counts.gaussian_blow_up, nothing, confidence=0.95)
+        == 0.0
     )
-    assert guess_tradeoff.epsilon_from_counts(nothing, delta=1e-5, confidence=0.95) == 0.0
+    assert guess_counts.gaussian_from_counts(nothing, delta=1e-5, confidence=0.95) == 0.0
     every = GuessCounts(canaries=3000, guesses=3000, correct=3000)
-    assert guess_tradeoff.p_value(guess_tradeoff.gaussian(0.0), every) == pytest.approx(
+    assert guess_counts.curve_p_value(guess_counts.gaussian_blow_up(0.0), every) == pytest.approx(
         1e-50, rel=1e-5
     )
     assert (
         0.0
-        < guess_tradeoff.strongest_rejected(guess_tradeoff.gaussian, every, confidence=0.95)
+        < guess_counts.strongest_rejected(guess_counts.gaussian_blow_up, every, confidence=0.95)
         < math.inf
     )
     # A family that never leaks enough is rejected throughout.
-    parameter = guess_tradeoff.strongest_rejected(
-        lambda _: guess_tradeoff.gaussian(0.1), PEER, confidence=0.95
+    parameter = guess_counts.strongest_rejected(
+        lambda _: guess_counts.gaussian_blow_up(0.1), PEER, confidence=0.95
     )
     assert parameter == math.inf
 
@@ -300,30 +305,30 @@ def test_agrees_with_jax_privacy(tp, fp):
         significance=0.05, delta=1e-5, threshold_strategy=auditing.Explicit(0.5)
     )
     counts = GuessCounts(canaries=1000, guesses=tp + fp, correct=tp)
-    ours = guess_tradeoff.epsilon_from_counts(counts, delta=1e-5, confidence=0.95)
+    ours = guess_counts.gaussian_from_counts(counts, delta=1e-5, confidence=0.95)
     assert ours == pytest.approx(theirs, abs=1e-5)
 
 
 def test_bad_levels():
     for error in (0.0, 1.0, math.nan):
         with pytest.raises(InvalidArgumentError, match="Expected error "):
-            guess_tradeoff.rejects(guess_tradeoff.gaussian(1.0), PEER, error=error)
+            guess_counts.curve_rejects(guess_counts.gaussian_blow_up(1.0), PEER, error=error)
     with pytest.raises(InvalidArgumentError, match="Expected confidence "):
-        guess_tradeoff.strongest_rejected(guess_tradeoff.gaussian, PEER, confidence=1.0)
+        guess_counts.strongest_rejected(guess_counts.gaussian_blow_up, PEER, confidence=1.0)
     with pytest.raises(InvalidArgumentError, match=r"Expected delta .* use epsilon_delta_from"):
-        guess_tradeoff.epsilon_from_counts(PEER, delta=0.0, confidence=0.95)
+        guess_counts.gaussian_from_counts(PEER, delta=0.0, confidence=0.95)
     with pytest.raises(InvalidArgumentError, match="Expected delta "):
-        guess_tradeoff.epsilon_delta_from_counts(PEER, delta=1.0, confidence=0.95)
+        guess_counts.epsilon_delta_from_counts(PEER, delta=1.0, confidence=0.95)
     with pytest.raises(InvalidArgumentError, match="Expected mu "):
-        guess_tradeoff.gaussian(-1.0)
+        guess_counts.gaussian_blow_up(-1.0)
     with pytest.raises(InvalidArgumentError, match="Expected inverse_blow_up "):
-        guess_tradeoff.p_value(lambda probability: math.nan, PEER)
+        guess_counts.curve_p_value(lambda probability: math.nan, PEER)
 
 
 def test_gaussian_curve_is_the_likelihood_ratio_test():
     # Reject above a cut: y = P[N(mu, 1) > cut] costs P[N(0, 1) > cut].
     cuts = np.linspace(-3.0, 5.0, 9)
-    curve = guess_tradeoff.gaussian(1.3)
+    curve = guess_counts.gaussian_blow_up(1.3)
     for cut in cuts:
         assert curve(float(ndtr(1.3 - cut))) == pytest.approx(float(ndtr(-cut)), rel=1e-9)
     assert ndtri(curve(0.5)) == pytest.approx(-1.3)

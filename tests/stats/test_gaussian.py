@@ -6,7 +6,7 @@ from pathlib import Path
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
@@ -266,18 +266,15 @@ LEVELS = st.one_of(st.just(0.0), st.floats(0.0, 1e6), st.floats(0.0, 10.0))
 DELTAS = st.one_of(st.floats(1e-300, 1e-3), st.floats(1e-9, 0.999))
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 POSITIVE = st.floats(min_value=0.0, exclude_min=True, allow_infinity=False)
-steady = settings(derandomize=True, deadline=None, max_examples=200)
 
 
 class TestProperties:
-    @steady
     @given(LEVELS, LEVELS, GAPS, RATIOS)
     def test_falls_with_epsilon(self, first, second, gap, ratio):
         low, high = sorted([first, second])
         before, after = gaussian.log_delta([low, high], 0.0, 1.0, gap, ratio)
         assert after <= before or after == pytest.approx(before, rel=1e-12)
 
-    @steady
     @given(DELTAS, GAPS, RATIOS)
     def test_there_and_back(self, delta, gap, ratio):
         epsilon = gaussian.epsilon(delta, 0.0, 1.0, gap, ratio)
@@ -287,7 +284,6 @@ class TestProperties:
         else:
             assert again == pytest.approx(math.log(delta), rel=1e-10, abs=1e-10)
 
-    @steady
     @given(DELTAS, LEVELS, GAPS, RATIOS)
     def test_order_does_not_matter(self, delta, level, gap, ratio):
         assert gaussian.epsilon(delta, 0.0, 1.0, gap, ratio) == gaussian.epsilon(
@@ -297,7 +293,6 @@ class TestProperties:
             level, gap, ratio, 0.0, 1.0
         )
 
-    @steady
     @given(
         DELTAS,
         st.integers(-1000, 1000),
@@ -312,18 +307,15 @@ class TestProperties:
         moved = (shift * scale, sigma1 * scale, (gap + shift) * scale, sigma2 * scale)
         assert gaussian.epsilon(delta, 0.0, sigma1, gap, sigma2) == gaussian.epsilon(delta, *moved)
 
-    @steady
     @given(st.floats(min_value=0.0), FINITE, POSITIVE, FINITE, POSITIVE)
     def test_log_delta_of_anything(self, level, mu1, sigma1, mu2, sigma2):
         assert gaussian.log_delta(level, mu1, sigma1, mu2, sigma2) <= 0.0
         assert 0.0 <= gaussian.delta(level, mu1, sigma1, mu2, sigma2) <= 1.0
 
-    @steady
     @given(st.floats(0.0, 1.0, exclude_max=True), FINITE, POSITIVE, FINITE, POSITIVE)
     def test_epsilon_of_anything(self, delta, mu1, sigma1, mu2, sigma2):
         assert gaussian.epsilon(delta, mu1, sigma1, mu2, sigma2) >= 0.0
 
-    @steady
     @given(st.floats(min_value=0.0), st.floats(0.0, 1.0, exclude_max=True))
     def test_mu_of_anything(self, epsilon, delta):
         assert gaussian.gdp_mu(epsilon, delta) >= 0.0
@@ -432,7 +424,6 @@ class TestGaussianDifferentialPrivacy:
         # The total variation of two unit Gaussians, mu apart.
         assert gaussian.gdp_mu(0.0, math.erf(0.5 / math.sqrt(2.0))) == pytest.approx(1.0, rel=1e-14)
 
-    @steady
     @given(st.floats(1e-3, 1e5), st.floats(1e-30, 0.5))
     def test_claim_to_mu_and_back(self, epsilon, delta):
         mu = gaussian.gdp_mu(epsilon, delta)

@@ -1,4 +1,4 @@
-"""What a curve means, against plain counting."""
+"""The measured area, and a bound as mu, against plain counting."""
 
 from __future__ import annotations
 
@@ -10,41 +10,14 @@ from scipy import stats
 
 import askgauss as ag
 from askgauss.exceptions import InvalidArgumentError, NotDefinedError
-from askgauss.stats import interpretation
-from askgauss.stats.tradeoff import TradeOff
-
-CURVES = (TradeOff.gaussian(1.3), TradeOff.epsilon_delta(1.0, 0.01))
-
-
-def test_a_gaussian_curve_means_what_two_gaussians_do():
-    found = interpretation.attack_meaning(TradeOff.gaussian(1.3), prior=0.05)
-    assert found.advantage == pytest.approx(2 * stats.norm.cdf(0.65) - 1)
-    cut = stats.norm.isf(0.01)
-    assert found.true_positives[0] == pytest.approx(stats.norm.sf(cut - 1.3))
-    assert found.reconstruction == pytest.approx(stats.norm.sf(stats.norm.isf(0.05) - 1.3))
-    assert found.area == pytest.approx(stats.norm.cdf(1.3 / math.sqrt(2)), abs=1e-4)
-
-
-def test_randomised_response_reconstructs_as_often_as_its_bound_allows():
-    """One bit of even prior, told truly with probability e/(1+e): the bound is met."""
-    curve = TradeOff.epsilon_delta(1.0, 0.0)
-    assert interpretation.reconstruction_bound(curve, 0.5) >= math.e / (1 + math.e)
-    assert interpretation.reconstruction_bound(curve, 1 / (1 + math.e)) == pytest.approx(
-        math.e / (1 + math.e)
-    )
-
-
-@pytest.mark.parametrize("curve", CURVES, ids=["gaussian", "epsilon-delta"])
-def test_the_area_is_that_of_a_fine_sum(curve):
-    alpha = np.linspace(0, 1, 200_001)
-    assert interpretation.area(curve) == pytest.approx(np.mean(1 - curve.beta_at(alpha)), abs=1e-4)
+from askgauss.stats.attack_metrics import area_interval
 
 
 def test_the_measured_area_counts_pairs():
     rng = np.random.default_rng(0)
     ones, zeros = rng.integers(0, 6, 40) + 1.0, rng.integers(0, 6, 70) + 0.0
     pairs = np.mean((ones[:, None] > zeros[None, :]) + 0.5 * (ones[:, None] == zeros[None, :]))
-    found, low, high = interpretation.area_interval(ones, zeros, confidence=0.9)
+    found, low, high = area_interval(ones, zeros, confidence=0.9)
     assert found == pytest.approx(pairs)
     budget = math.log(2 / 0.1) / 40
     for limit in (low, high):
@@ -58,13 +31,11 @@ def test_the_interval_of_the_area_holds():
     rng = np.random.default_rng(1)
     truth, missed = stats.norm.cdf(1 / math.sqrt(2)), 0
     for _ in range(400):
-        _, low, high = interpretation.area_interval(
-            rng.normal(1, 1, 25), rng.normal(0, 1, 60), confidence=0.8
-        )
+        _, low, high = area_interval(rng.normal(1, 1, 25), rng.normal(0, 1, 60), confidence=0.8)
         missed += not low <= truth <= high
     assert missed <= stats.binom.isf(1e-4, 400, 0.2)
     with pytest.raises(InvalidArgumentError, match="present"):
-        interpretation.area_interval([], [1.0], confidence=0.9)
+        area_interval([], [1.0], confidence=0.9)
 
 
 def scores(shift, seed):

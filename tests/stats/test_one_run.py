@@ -6,8 +6,8 @@ from scipy.special import expit
 from scipy.stats import binom
 
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.stats.binomial import clopper_pearson_lower
 from askgauss.stats.guess_counts import GuessCounts, epsilon_from_counts, p_value
+from askgauss.stats.limits import clopper_pearson_lower
 
 CHECKS = [
     (1000, 100, 74, 0.6517),

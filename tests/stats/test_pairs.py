@@ -10,9 +10,9 @@ from scipy import stats
 
 from askgauss import accounting
 from askgauss.exceptions import InvalidArgumentError
+from askgauss.stats.composition import Pair, ways_epsilon
 from askgauss.stats.gaussian import gdp_epsilon
-from askgauss.stats.pair_composition import Pair, ways_epsilon
-from askgauss.stats.subsampled_shift import subsampled_shift_epsilon
+from askgauss.stats.score_law import subsampled_shift_epsilon
 
 
 def epsilon_of(present, absent, delta):

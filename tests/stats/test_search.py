@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from askgauss.stats.search import largest_rejected, smallest_error
+from askgauss.stats.limits import largest_rejected, smallest_error
 
 
 @given(

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from askgauss.stats import noncentral_t
+from askgauss.stats import shift as noncentral_t
+from askgauss.stats.score_law import subsampled_shift
 from askgauss.stats.shift import SampledShiftTest, ShiftTest, SlopeTest, sampling_variance
-from askgauss.stats.subsampled_shift import subsampled_shift
 
 
 def make(present, absent, kappa=0.0):
@@ -216,7 +216,7 @@ class TestSampled:
         freedom, wide = present + absent - 2, math.sqrt(1 / absent + ratio / present)
         gaussian = rejected(
             gap / np.sqrt((noise + square / ratio) / freedom) / wide,
-            lambda t: float(noncentral_t.log_survival(t, freedom, shift / wide)),
+            lambda t: float(noncentral_t.log_t_survival(t, freedom, shift / wide)),
         )
         assert gaussian > 3 * audits * error
 

@@ -4,14 +4,14 @@ import math
 import mpmath as mp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.stats.binomial import binomial_weights
-from askgauss.stats.score_law import ScoreLaw
-from askgauss.stats.subsampled_shift import (
+from askgauss.stats.limits import binomial_weights
+from askgauss.stats.score_law import (
+    ScoreLaw,
     subsampled_shift,
     subsampled_shift_delta,
     subsampled_shift_epsilon,
@@ -119,7 +119,6 @@ def test_present_against_absent_is_the_larger_direction(steps, rate):
             assert found == close(float(forth), rel=1e-10)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     means=st.lists(st.floats(0.0, 8.0), min_size=1, max_size=6),
     epsilon=st.floats(0.0, 6.0),
@@ -210,7 +209,6 @@ def test_epsilon_over_the_whole_range():
                     last = epsilon
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     steps=st.integers(1, 5000),
     rate=st.floats(1e-6, 1.0),
@@ -231,7 +229,6 @@ def test_epsilon_grows_with_shift_and_falls_with_delta(steps, rate, log_delta, l
         assert less <= epsilon * (1 + 1e-13)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     steps=st.integers(1, 5000),
     rate=st.floats(1e-3, 1.0),

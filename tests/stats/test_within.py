@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from askgauss.stats.within_canary import within_canaries
+from askgauss.stats.shift import within_canaries
 
 
 def fit(values, planted):

@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
 
 from askgauss import _validate
-from askgauss.stats.gaussian import gdp_epsilon, gdp_mu
-from askgauss.stats.quantised_composition import (
+from askgauss.stats.composition import (
     LARGEST_FFT,
     WIDEST,
     convolve,
@@ -27,7 +26,8 @@ from askgauss.stats.quantised_composition import (
     self_convolve,
     threshold_epsilon,
 )
-from askgauss.stats.search import close_bracket, level_bracket
+from askgauss.stats.gaussian import gdp_epsilon, gdp_mu
+from askgauss.stats.limits import close_bracket, level_bracket
 
 __all__ = [
     "COARSE",

@@ -18,15 +18,15 @@ from askgauss.accounting.lower import (
     ever_sampled,
     noiseless_epsilon,
 )
-from askgauss.stats.gaussian import gdp_delta, gdp_epsilon, gdp_mu
-from askgauss.stats.quantised_composition import (
+from askgauss.stats.composition import (
     OUTSIDE,
     WIDEST,
     loss_deviation,
     loss_range,
     rounding_error,
 )
-from askgauss.stats.search import level_bracket
+from askgauss.stats.gaussian import gdp_delta, gdp_epsilon, gdp_mu
+from askgauss.stats.limits import level_bracket
 from askgauss.stats.tradeoff import TradeOff
 
 __all__ = [

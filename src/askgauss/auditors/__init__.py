@@ -1,4 +1,4 @@
-"""Auditors: one file a method, a frozen options class each."""
+"""Auditors: a frozen options class for each method, all listed here."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any
 
 from askgauss.auditors.adaptive_one_run import AdaptiveOneRun
 from askgauss.auditors.auditor import Auditor
-from askgauss.auditors.bayesian import Bayesian
-from askgauss.auditors.calibrated_scores import calibrate
-from askgauss.auditors.clopper_pearson import ClopperPearson
-from askgauss.auditors.families import EpsilonDeltaFamily, GaussianFamily, SubsampledFamily
-from askgauss.auditors.gaussian_dp import GaussianDP
-from askgauss.auditors.gaussian_scores import GaussianEllipsoid, GaussianRectangle, GaussianShift
+from askgauss.auditors.gaussian_regions import GaussianEllipsoid, GaussianRectangle
+from askgauss.auditors.gaussian_scores import GaussianShift
+from askgauss.auditors.guessing import OneRun
 from askgauss.auditors.max_cosine import MaxCosine
-from askgauss.auditors.one_run import OneRun
-from askgauss.auditors.one_run_fdp import OneRunFDP
+from askgauss.auditors.one_run_fdp import (
+    EpsilonDeltaFamily,
+    GaussianFamily,
+    OneRunFDP,
+    SubsampledFamily,
+)
 from askgauss.auditors.order_statistics import OrderStatistics
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
+from askgauss.auditors.thresholding import Bayesian, ClopperPearson, GaussianDP
 from askgauss.exceptions import AskGaussWarning, FileFormatError, InvalidArgumentError
 from askgauss.files import codec
 
@@ -45,7 +47,6 @@ __all__ = [
     "as_auditor",
     "auditor_from_options",
     "auditor_types",
-    "calibrate",
     "imported_auditor",
     "register_auditor",
 ]

@@ -32,29 +32,15 @@ from numpy.typing import NDArray
 from scipy.special import betaincc, gammaincc, gammaln
 
 from askgauss import _validate
-from askgauss.auditors.guessing import (
-    GuessEvidence,
-    GuessingAuditor,
-    fair_coins,
-    tried,
-)
-from askgauss.auditors.trials import score_facts
+from askgauss.auditors.auditor import ScoreEvidence
+from askgauss.auditors.guessing import GuessEvidence, GuessingAuditor, fair_coins, tried
 from askgauss.exceptions import InvalidArgumentError, ScoresError, UnsupportedError
 from askgauss.results import Assumption
 from askgauss.scores import CanaryScores
-from askgauss.selection import (
-    DataSplit,
-    Fixed,
-    Ranks,
-    Selection,
-    Split,
-    UnionBound,
-    fingerprint,
-    stream,
-)
+from askgauss.selection import Fixed, Ranks, Selection, Split, fingerprint, stream
 from askgauss.stats import guess_counts
 from askgauss.stats.guess_counts import GuessCounts
-from askgauss.stats.search import SMALLEST_ERROR, largest_rejected
+from askgauss.stats.limits import SMALLEST_ERROR, largest_rejected
 
 __all__ = ["AdaptiveOneRun", "epsilon_from_counts", "p_value"]
 
@@ -143,8 +129,8 @@ class AdaptiveOneRun(GuessingAuditor):
         ``epsilon_lower`` exceeds the mechanism's epsilon in at most 1 - confidence of audits.
 
     Args:
-        selection: Where the rule is learnt and tested: `Split`, `MultiSplit` or `CrossFit`; `Ranks`
-            is `Split` where canaries share a coordinate.
+        selection: Where the rule is learnt and tested: `Split`; `Ranks` is `Split` where canaries
+            share a coordinate.
         two_sided: As for `GuessingAuditor`.
         groups: One label a canary, equal for those that share a coordinate and so a score; None if
             none do.
@@ -170,10 +156,10 @@ class AdaptiveOneRun(GuessingAuditor):
 
     def __post_init__(self) -> None:
         GuessingAuditor.__post_init__(self)
-        if isinstance(self.selection, Fixed | UnionBound):
+        if isinstance(self.selection, Fixed):
             raise UnsupportedError(
                 "AdaptiveOneRun learns the noise on canaries it does not test, so its rule cannot "
-                "be stated in advance. Use Ranks(), Split(), MultiSplit() or CrossFit()."
+                "be stated in advance. Use Ranks() or Split()."
             )
         if self.groups is not None:
             object.__setattr__(self, "groups", _labels(self.groups))
@@ -210,16 +196,11 @@ class AdaptiveOneRun(GuessingAuditor):
             )
         groups = _Groups.of(score, member, np.array(self.groups))
         selection, entropy = self._rule, fingerprint(score)
-        assert isinstance(selection, DataSplit)
-        error = selection.share(1.0 - confidence)
-        parts = list(selection.parts(groups.size.size, entropy))
+        assert isinstance(selection, Split)
+        part = selection.part(groups.size.size, entropy)
         generator = stream(selection, "order", entropy)
-        return GuessEvidence(
-            trials=tuple(self._trial_of(groups, part, error, generator) for part in parts),
-            combination=selection.combination,
-            coins=coins,
-            **score_facts(data),
-        )
+        trial = self._trial_of(groups, part, 1.0 - confidence, generator)
+        return GuessEvidence(trial=trial, coins=coins, **ScoreEvidence.facts(data))
 
     def _trial_of(
         self, groups: _Groups, part: Flags, error: float, generator: np.random.Generator
@@ -241,22 +222,20 @@ class AdaptiveOneRun(GuessingAuditor):
         correct = int(np.count_nonzero(right[made]))
         return GuessCounts(canaries=canaries, guesses=guesses, correct=correct)
 
-    def _bound(
-        self, trial: GuessCounts, evidence: GuessEvidence, delta: float, error: float
-    ) -> float:
-        confidence, chosen = 1.0 - error, self._chosen(trial)
+    def _bound(self, evidence: GuessEvidence, delta: float, error: float) -> float:
+        trial, confidence = evidence.trial, 1.0 - error
         if self._told:
             return epsilon_from_counts(trial, delta=delta, confidence=confidence)
         return guess_counts.epsilon_from_counts(
-            trial, delta=delta, confidence=confidence, chosen=chosen
+            trial, delta=delta, confidence=confidence, chosen=self._chosen(trial)
         )
 
-    def _p_value(
-        self, trial: GuessCounts, evidence: GuessEvidence, epsilon: float, delta: float
-    ) -> float:
-        chosen = self._chosen(trial)
+    def p_value(self, evidence: GuessEvidence, *, epsilon: float, delta: float) -> float:
+        """The p-value of "the run is (epsilon, delta)-private"."""
+        trial = evidence.trial
         if self._told:
             return p_value(trial, epsilon=epsilon, delta=delta)
+        chosen = self._chosen(trial)
         return guess_counts.p_value(trial, epsilon=epsilon, delta=delta, chosen=chosen)
 
     def power(

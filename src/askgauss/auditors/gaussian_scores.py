@@ -1,33 +1,31 @@
-"""Auditors that model present and absent scores as a pair of Gaussians.
+"""`GaussianShift`, the default: inserted and held-out scores as Gaussians of one noise variance.
 
-`GaussianShift` is ours and the default: one noise variance in both worlds, an exact one-sided test
-of the shift, and the exact law of the score from shift to epsilon. `GaussianRectangle` and
-`GaussianEllipsoid` are the confidence regions of "Let's Ask Gauss", section 4.3, with both
-variances free and the least epsilon in the region found and verified.
+An exact one-sided test of the shift, and the exact distribution of the score from shift to epsilon.
 """
 
 from __future__ import annotations
 
-import abc
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from scipy.special import ndtr
 
-from askgauss import _validate
-from askgauss.auditors.auditor import Auditor, Evidence
-from askgauss.auditors.mechanism_shift import epsilon_of_scores, shift_of_mechanism
+from askgauss.auditors.auditor import (
+    Auditor,
+    ScoreEvidence,
+    epsilon_of_scores,
+    shift_of_mechanism,
+)
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.sampling.scheme import replaced_sum_epsilon
 from askgauss.scores import CanaryScores, GroupMoments
-from askgauss.stats import gaussian, regions
+from askgauss.stats import gaussian
+from askgauss.stats.limits import level_bracket
 from askgauss.stats.sampled_sum import StepWeights
-from askgauss.stats.search import close_bracket, level_bracket, smallest_error
+from askgauss.stats.score_law import subsampled_shift, subsampled_shift_epsilon
 from askgauss.stats.shift import (
     SampledShiftTest,
     ShiftTest,
@@ -36,12 +34,12 @@ from askgauss.stats.shift import (
     pooling_excess,
     sampling_variance,
 )
-from askgauss.stats.subsampled_shift import subsampled_shift, subsampled_shift_epsilon
 
-__all__ = ["GaussianEllipsoid", "GaussianRectangle", "GaussianShift"]
+__all__ = ["GaussianShift", "PairEvidence", "constant_scores"]
 
-# Without the sampling rate the plain Gaussian shift stands in for the exact law. It never exceeds
-# it at deltas up to this one, on a grid over every rate, step count and shift that was tried.
+# Without the sampling rate the plain Gaussian shift stands in for the exact distribution. It never
+# exceeds it at deltas up to this one, on a grid over every rate, step count and shift that was
+# tried.
 _LARGEST_DELTA_WITHOUT_LAW = 1e-3
 # From so many expected inclusions of all present canaries on, their mean is Gaussian enough: what
 # is left of the skewness of their number adds at most a fifth to an error of .0005.
@@ -49,31 +47,16 @@ _ENOUGH_INCLUSIONS = 1000
 # Variance that the pooled statistic may have beyond what the test takes it for: an error of .0005
 # becomes .00053.
 _MOST_EXCESS = 0.01
-# The error of a region is one minus its confidence, which rounds.
-_SMALLEST_REGION_ERROR = 1e-15
-# Below so many in a group a bootstrap ellipsoid is too small, most of all far out, at the gate.
-_ENOUGH_TO_RESAMPLE = 100
-_MOST_RESAMPLES = 10**5
-# What is so many standard errors away happens always or never.
-_CERTAIN = 8.0
-# Where the ratio of two measured variances is averaged over, in standard errors.
-_RATIO_NODES, _RATIO_WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
-_RATIO_WEIGHTS = _RATIO_WEIGHTS / _RATIO_WEIGHTS.sum()
-# A Gaussian pair that reports more than this many times the exact law's epsilon is not usable.
-_PAIR_TOLERANCE = 1.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairEvidence:
+class PairEvidence(ScoreEvidence):
     """Moments of both groups, and what is known of how presence moves a score.
 
     Attributes:
         present: Moments of the present scores.
         absent: Moments of the absent scores.
-        steps: Steps summed into a score, where known.
-        sampling_rate: Poisson sampling rate of a present canary, where known.
         slope: The fit against the canaries' relative shifts, where those differ.
-        carried_shift: Share of the mechanism's shift that scores carry, where stated.
         weighted: How much each sampled step counts in a score, where they count differently.
         tied: Whether absent scores are all one number that some present score does not exceed.
         replaced: Whether neighbours have a record's opposite in its place.
@@ -81,10 +64,7 @@ class PairEvidence:
 
     present: GroupMoments
     absent: GroupMoments
-    steps: int | None = None
-    sampling_rate: float | None = None
     slope: SlopeTest | None = None
-    carried_shift: float | None = None
     weighted: StepWeights | None = None
     tied: bool = False
     replaced: bool = False
@@ -105,12 +85,10 @@ class PairEvidence:
         return cls(
             present=present,
             absent=absent,
-            steps=metadata.steps,
-            sampling_rate=metadata.sampling_rate,
             slope=slope,
-            carried_shift=metadata.carried_shift,
             weighted=metadata.weighted,
             tied=absent.sum_of_squares == 0.0 and bool(scores.present.min() <= scores.absent.max()),
+            **ScoreEvidence.facts(scores),
         )
 
     @classmethod
@@ -222,7 +200,8 @@ def _carried(evidence: PairEvidence) -> tuple[Finding, ...]:
     )
 
 
-def _constant_scores(evidence: PairEvidence) -> tuple[Finding, ...]:
+def constant_scores(evidence: PairEvidence) -> tuple[Finding, ...]:
+    """That held-out scores do not vary: a leak without bound, or scores of few values."""
     if evidence.absent.sum_of_squares > 0.0:
         return ()
     above = not evidence.tied
@@ -367,7 +346,7 @@ class GaussianShift(Auditor[PairEvidence]):
         self, evidence: PairEvidence, *, delta: float, confidence: float
     ) -> tuple[Finding, ...]:
         """Whether there is any noise to measure against, and what power takes for granted."""
-        return _constant_scores(evidence) + _carried(evidence)
+        return constant_scores(evidence) + _carried(evidence)
 
     @staticmethod
     def _check_delta(evidence: PairEvidence, delta: float) -> None:
@@ -377,352 +356,3 @@ class GaussianShift(Auditor[PairEvidence]):
                 f"number of steps is unknown, got {delta!r}. Give the scores steps= and "
                 "sampling_rate= (1.0 if a present canary is in every step)."
             )
-
-
-def _pair_exceeds_law(evidence: PairEvidence, delta: float) -> tuple[Finding, ...]:
-    """Whether the Gaussian pair reports more than the exact law of the score at this shift."""
-    weighted = evidence.weighted
-    if weighted is None and (evidence.steps is None or evidence.sampling_rate in (None, 1.0)):
-        return ()
-    shift = evidence.test().lower(0.5)
-    if shift == 0.0 or math.isinf(shift):
-        return ()
-    spread = math.sqrt(1.0 + evidence.kappa * shift**2)
-    pair = gaussian.epsilon(delta, 0.0, 1.0, shift, spread)
-    exact = evidence.epsilon_of_shift(shift, delta)
-    if pair <= _PAIR_TOLERANCE * exact:
-        return ()
-    steps = evidence.steps if weighted is None else weighted.steps
-    rate = (weighted or evidence).sampling_rate
-    return (
-        Finding(
-            check="Gaussian pair",
-            status=Status.FAIL,
-            summary=(
-                f"at {steps:,} steps and sampling rate {rate:g} a Gaussian pair reads epsilon "
-                f"{pair:.3g} where the exact law has {exact:.3g}."
-            ),
-            consequence=Consequence.INVALIDATES,
-            measured=pair,
-            claimed=exact,
-            remedy="Use GaussianShift(), which reads the exact law.",
-        ),
-    )
-
-
-class _RegionAuditor(Auditor[Evidence]):
-    """What the rectangle and the ellipsoid share: questions asked of the least epsilon."""
-
-    __slots__ = ()
-    assumption: ClassVar[Assumption] = Assumption.GAUSSIAN_SCORES
-    scales: ClassVar[bool] = True
-
-    @abc.abstractmethod
-    def _pair(self, evidence: Evidence) -> PairEvidence:
-        """The moments in the evidence."""
-
-    @abc.abstractmethod
-    def _expected(self, evidence: Evidence, shift: float, variance: float) -> Evidence:
-        """The evidence of an audit of these counts with a shift and a variance of present scores.
-
-        In units of the noise of the absent ones.
-        """
-
-    def epsilon_point(self, evidence: Evidence, *, delta: float) -> float:
-        """Epsilon of the fitted pair; noisy, and too high on average where variances are free."""
-        return self.epsilon_lower(evidence, delta=delta, confidence=0.0)
-
-    def p_value(self, evidence: Evidence, *, epsilon: float, delta: float) -> float:
-        """The smallest error at which the least epsilon in the region exceeds ``epsilon``.
-
-        At least 1e-15: closer to 1 a confidence cannot be told from it.
-        """
-
-        def rejects(error: float) -> bool:
-            if not _SMALLEST_REGION_ERROR <= error < 1.0:
-                return error >= 1.0
-            return self.epsilon_lower(evidence, delta=delta, confidence=1.0 - error) > epsilon
-
-        return smallest_error(rejects)
-
-    def power(
-        self,
-        evidence: Evidence,
-        *,
-        epsilon: float,
-        true_epsilon: float,
-        delta: float,
-        error: float,
-    ) -> float:
-        """Power from the shifts at which audits would just reject, one for each ratio of variances.
-
-        The bound depends on the shift and on the two variances as measured. Their logarithms are
-        taken for Gaussian, and the average over their difference is by Gauss and Hermite.
-        """
-        pair = self._pair(evidence)
-        true_shift = shift_of_mechanism(pair, true_epsilon, delta)
-        if math.isinf(true_shift):
-            return 0.0
-        ratio = 1.0 + pair.kappa * true_shift**2
-        of_absent, of_present = (0.5 / (group.count - 1) for group in (pair.absent, pair.present))
-        of_ratio = of_absent + of_present
-        gap_variance = 1.0 / pair.absent.count + ratio / pair.present.count
-        power, guess = 0.0, true_shift
-        for node, weight in zip(_RATIO_NODES, _RATIO_WEIGHTS, strict=True):
-            log_ratio = math.sqrt(of_ratio) * float(node)
-            variance = ratio * math.exp(2.0 * log_ratio)
-
-            def margin(shift: float, variance: float = variance) -> float:
-                expected = self._expected(evidence, shift, variance)
-                return epsilon - self.epsilon_lower(expected, delta=delta, confidence=1.0 - error)
-
-            critical = _critical_shift(
-                margin, guess, true_shift + _CERTAIN * math.sqrt(gap_variance + true_shift**2)
-            )
-            if math.isinf(critical):
-                continue
-            guess = max(critical, 1e-3)
-            # What the ratio says of the absent scores' own deviation, and what it leaves open.
-            deviation = 1.0 - of_absent / of_ratio * log_ratio
-            left = gap_variance + critical**2 * of_absent * of_present / of_ratio
-            power += float(weight * ndtr((true_shift - critical * deviation) / math.sqrt(left)))
-        return power
-
-    def findings(
-        self, evidence: Evidence, *, delta: float, confidence: float
-    ) -> tuple[Finding, ...]:
-        """Whether there is noise to measure against, and whether a Gaussian pair will do."""
-        pair = self._pair(evidence)
-        if pair.present.sum_of_squares == 0.0 < pair.absent.sum_of_squares:
-            return (
-                Finding(
-                    check="noise",
-                    status=Status.FAIL,
-                    summary=(
-                        f"all {pair.present.count:,} present scores are the same number, which no "
-                        "Gaussian gives; there is no variance to fit."
-                    ),
-                    consequence=Consequence.INVALIDATES,
-                    measured=0.0,
-                    remedy="Check how scores are made; OneRun() needs no law of them.",
-                ),
-            )
-        return _constant_scores(pair) + _pair_exceeds_law(pair, delta)
-
-
-def _critical_shift(margin: Callable[[float], float], guess: float, far: float) -> float:
-    """Where a falling margin stops being positive, looked for near a guess; infinite beyond far."""
-    low = high = guess
-    at_low = at_high = margin(guess)
-    factor = 1.05
-    while at_low <= 0.0 and low > 1e-6:
-        high, at_high, low = low, at_low, low / factor
-        at_low, factor = margin(low), factor**2
-    while at_high > 0.0:
-        if high > far:
-            return math.inf
-        low, at_low, high = high, at_high, high * factor
-        at_high, factor = margin(high), factor**2
-    return low if at_low <= 0.0 else close_bracket(margin, low, at_low, high, at_high, 1e-3)
-
-
-def _without_spread(pair: PairEvidence) -> float | None:
-    """The bound where a group does not vary, and so has no variance to fit; None where both do."""
-    if pair.absent.sum_of_squares == 0.0:
-        return 0.0 if pair.tied else math.inf
-    return 0.0 if pair.present.sum_of_squares == 0.0 else None
-
-
-def _expected_pair(pair: PairEvidence, shift: float, variance: float) -> PairEvidence:
-    """Moments as they are on average, with unit noise."""
-    present, absent = pair.present.count, pair.absent.count
-    return PairEvidence(
-        present=GroupMoments(
-            count=present,
-            mean=shift,
-            sum_of_squares=(present - 1) * variance,
-        ),
-        absent=GroupMoments(count=absent, mean=0.0, sum_of_squares=absent - 1.0),
-        steps=pair.steps,
-        sampling_rate=pair.sampling_rate,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GaussianRectangle(_RegionAuditor[PairEvidence]):
-    """The least epsilon over Student-t and chi-square intervals; the paper's first region.
-
-    Assumes:
-        Scores are independent and Gaussian; one variance for both groups if ``pooled``.
-
-    Guarantee:
-        Valid at any number of canaries, and wide: four intervals share the error.
-
-    Args:
-        pooled: One standard deviation for both groups, as the paper's public code has it.
-    """
-
-    evidence_type: ClassVar[type] = PairEvidence
-
-    pooled: bool = False
-
-    def gather(self, data: CanaryScores, *, delta: float, confidence: float) -> PairEvidence:
-        """Moments of both groups."""
-        return PairEvidence.of(data)
-
-    def epsilon_lower(self, evidence: PairEvidence, *, delta: float, confidence: float) -> float:
-        """The least epsilon in the rectangle."""
-        present, absent = evidence.present, evidence.absent
-        constant = _without_spread(evidence)
-        if constant is not None:
-            return constant
-        if confidence == 0.0:
-            box = regions.Rectangle(
-                mean0=(absent.mean, absent.mean),
-                sigma0=(absent.standard_deviation,) * 2,
-                mean1=(present.mean, present.mean),
-                sigma1=(present.standard_deviation,) * 2,
-            )
-        else:
-            box = regions.rectangle(
-                mean0=absent.mean,
-                sd0=absent.standard_deviation,
-                count0=absent.count,
-                mean1=present.mean,
-                sd1=present.standard_deviation,
-                count1=present.count,
-                confidence=confidence,
-                pooled=self.pooled,
-            )
-        return regions.minimum_epsilon_over_rectangle(box, delta)
-
-    def planned_evidence(
-        self, *, present: int, absent: int, steps: int, sampling_rate: float
-    ) -> PairEvidence:
-        """Counts of such an audit."""
-        return PairEvidence.planned(
-            present=present, absent=absent, steps=steps, sampling_rate=sampling_rate
-        )
-
-    def _pair(self, evidence: PairEvidence) -> PairEvidence:
-        return evidence
-
-    def _expected(self, evidence: PairEvidence, shift: float, variance: float) -> PairEvidence:
-        return _expected_pair(evidence, shift, variance)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EllipsoidEvidence:
-    """The fitted parameters, their bootstrap covariance, and the moments of both groups."""
-
-    pair: PairEvidence
-    center: tuple[float, ...]
-    covariance: tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GaussianEllipsoid(_RegionAuditor[EllipsoidEvidence]):
-    """The least epsilon over a bootstrap ellipsoid; the paper's second region.
-
-    Assumes:
-        Scores are independent and Gaussian, and there are enough of them for the bootstrap; one
-        variance for both groups if ``pooled``.
-
-    Guarantee:
-        Valid in the limit of many canaries only. With fewer than 100 in a group it is INVALID: with
-        10 it was seen above the truth 20 times as often as stated, at an error of .001.
-
-    Args:
-        resamples: Number of bootstrap resamples of each group.
-        seed: Seed of the resampling.
-        pooled: One standard deviation for both groups, as the paper's public code has it.
-    """
-
-    evidence_type: ClassVar[type] = EllipsoidEvidence
-
-    resamples: int = 2000
-    seed: int = 0
-    pooled: bool = False
-
-    def __post_init__(self) -> None:
-        _validate.count(10, maximum=_MOST_RESAMPLES, resamples=self.resamples)
-        _validate.integer(0, seed=self.seed)
-
-    def gather(self, data: CanaryScores, *, delta: float, confidence: float) -> EllipsoidEvidence:
-        """Moments of both groups and the bootstrap covariance of the four parameters."""
-        center, covariance = regions.bootstrap(
-            data.absent,
-            data.present,
-            resamples=self.resamples,
-            seed=self.seed,
-            pooled=self.pooled,
-        )
-        return EllipsoidEvidence(
-            pair=PairEvidence.of(data),
-            center=tuple(center.tolist()),
-            covariance=tuple(tuple(row) for row in covariance.tolist()),
-        )
-
-    def epsilon_lower(
-        self, evidence: EllipsoidEvidence, *, delta: float, confidence: float
-    ) -> float:
-        """The least epsilon in the ellipsoid."""
-        constant = _without_spread(evidence.pair)
-        if constant is not None:
-            return constant
-        size = len(evidence.center)
-        radius = 0.0 if confidence == 0.0 else regions.radius_squared(confidence, size)
-        return regions.minimum_epsilon_over_ellipsoid(
-            evidence.center, evidence.covariance, radius, delta
-        )
-
-    def findings(
-        self, evidence: EllipsoidEvidence, *, delta: float, confidence: float
-    ) -> tuple[Finding, ...]:
-        """Also whether there are enough canaries for the bootstrap."""
-        # By its class: with slots, super() would look for the class that dataclass replaced.
-        found = _RegionAuditor.findings(self, evidence, delta=delta, confidence=confidence)
-        fewest = min(evidence.pair.present.count, evidence.pair.absent.count)
-        if fewest >= _ENOUGH_TO_RESAMPLE:
-            return found
-        few = Finding(
-            check="number of canaries",
-            status=Status.FAIL,
-            summary=(
-                f"{fewest:,} canaries in a group are too few to resample: the bound is above the "
-                "truth far more often than stated."
-            ),
-            consequence=Consequence.INVALIDATES,
-            measured=float(fewest),
-            claimed=float(_ENOUGH_TO_RESAMPLE),
-            remedy="Use GaussianShift() or GaussianRectangle(), valid at any number.",
-        )
-        return (*found, few)
-
-    def _pair(self, evidence: EllipsoidEvidence) -> PairEvidence:
-        return evidence.pair
-
-    def _expected(
-        self, evidence: EllipsoidEvidence, shift: float, variance: float
-    ) -> EllipsoidEvidence:
-        pair = _expected_pair(evidence.pair, shift, variance)
-        absent, present = pair.absent, pair.present
-        if self.pooled:
-            freedom = absent.count + present.count - 2
-            both = (absent.sum_of_squares + present.sum_of_squares) / freedom
-            center: tuple[float, ...] = (0.0, shift, math.sqrt(both))
-            spreads: tuple[float, ...]
-            spreads = (both / absent.count, both / present.count, both / (2 * freedom))
-        else:
-            center = (0.0, absent.standard_deviation, shift, present.standard_deviation)
-            spreads = (
-                absent.variance / absent.count,
-                absent.variance / (2 * absent.count),
-                present.variance / present.count,
-                present.variance / (2 * present.count),
-            )
-        covariance = tuple(
-            tuple(spread if row == column else 0.0 for column in range(len(spreads)))
-            for row, spread in enumerate(spreads)
-        )
-        return EllipsoidEvidence(pair=pair, center=center, covariance=covariance)

@@ -1,50 +1,43 @@
-"""What auditors that count correct guesses share: fair coins, the guessing rule, the questions.
+"""Auditors that count correct guesses: randomised membership, the guessing rule, and `OneRun`.
 
-The canaries with the highest scores are guessed present and, if the audit is two-sided, as many
-with the lowest scores absent; the auditor abstains on the rest. Which canaries are guessed depends
-on the scores alone, and how many on nothing the guesses are tested with (`askgauss.selection`).
+The canaries with the highest scores are guessed inserted and, if the audit is two-sided, as many
+with the lowest scores held out; the auditor abstains on the rest. Which canaries are guessed
+depends on the scores alone, and how many on nothing the guesses are tested with
+(`askgauss.selection`).
+
+`OneRun` is the test of Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846).
 """
 
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainc, betaincinv, logit, ndtr
+from scipy.special import betainc, betaincinv, expit, logit, ndtr
 
 from askgauss import _validate
-from askgauss.auditors.auditor import Auditor
-from askgauss.auditors.mechanism_shift import ScorePair, pair_of_mechanism
-from askgauss.auditors.revealed_accuracy import told_accuracies
-from askgauss.auditors.trials import TrialEvidence, score_facts
-from askgauss.exceptions import InvalidArgumentError, UnsupportedError
-from askgauss.results import Finding, Status
+from askgauss.auditors.auditor import Auditor, ScoreEvidence, ScorePair, pair_of_mechanism
+from askgauss.exceptions import InvalidArgumentError
+from askgauss.results import Assumption, Finding, Status
 from askgauss.scores import CanaryScores
-from askgauss.selection import (
-    DKW,
-    Combination,
-    DataSplit,
-    Fixed,
-    Ranks,
-    Selection,
-    UnionBound,
-    fingerprint,
-    random_order,
-    stream,
-)
+from askgauss.selection import Fixed, Ranks, Selection, fingerprint, random_order, stream
+from askgauss.stats import guess_counts
 from askgauss.stats.guess_counts import GuessCounts
 
 __all__ = [
     "Coins",
     "GuessEvidence",
     "GuessingAuditor",
+    "OneRun",
     "accuracies",
     "accuracy_lower",
     "fair_coins",
+    "told_accuracies",
     "tried",
 ]
 
@@ -56,10 +49,16 @@ Integers = NDArray[np.int64]
 _OVERDRAWN = 1e-9
 _TRIED = 64
 _ONE_SIGMA = 0.16
-# A fixed grid starts here: fewer guesses hardly reject anything.
-_FEWEST = 16
 _NODES = (np.arange(64) + 0.5) / 64
 _HALVINGS = 40
+# Channels that are weighed: two Gaussians so far apart, whose log odds go no further than a limit.
+# Without one they are Gaussian; with one, like Laplace noise or randomised response.
+_SHIFTS = np.geomspace(0.1, 8.0, 24)
+_LIMITS = np.array([0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, np.inf])
+_POINTS = np.linspace(-1.0, 1.0, 401)
+_REACH = 7.0
+# Ranks that are told apart.
+_CELLS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +97,10 @@ class Coins:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuessEvidence(TrialEvidence[GuessCounts]):
-    """Counts of correct guesses, and how the canaries' membership was randomised."""
+class GuessEvidence(ScoreEvidence):
+    """The count of correct guesses, and how the canaries' membership was randomised."""
 
-    trials: tuple[GuessCounts, ...]
+    trial: GuessCounts
     coins: Coins
 
 
@@ -147,11 +146,11 @@ def tried(size: int) -> Integers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuessingAuditor(Auditor[GuessEvidence]):
-    """Counts correct guesses of fair coins.
+    """Counts correct guesses of randomised membership.
 
     Args:
         selection: How the number of guesses is chosen.
-        two_sided: Guess the lowest scores absent too, as many as the highest present.
+        two_sided: Guess the lowest scores held out too, as many as the highest inserted.
     """
 
     evidence_type: ClassVar[type] = GuessEvidence
@@ -160,15 +159,9 @@ class GuessingAuditor(Auditor[GuessEvidence]):
     two_sided: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.selection, DKW):
-            raise UnsupportedError(
-                f"{type(self).__name__} counts guesses, and DKW() is a band around error rates. "
-                "Use Ranks(), Split(), CrossFit(), UnionBound() or Fixed(guesses=...)."
-            )
         if not isinstance(self.selection, Selection):
             raise InvalidArgumentError(
-                "Expected selection to be Ranks, Fixed, Split, MultiSplit, UnionBound or CrossFit, "
-                f"got {self.selection!r}."
+                f"Expected selection to be Ranks, Fixed or Split, got {self.selection!r}."
             )
 
     @property
@@ -184,30 +177,17 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         """Whether the number of guesses follows from the run, and was not stated before it."""
         if isinstance(self._rule, Ranks):
             return Ranks.stated(trial.canaries) is None
-        return self._by_threshold or not isinstance(self._rule, Fixed | UnionBound)
+        return self._by_threshold or not isinstance(self._rule, Fixed)
 
     @abc.abstractmethod
-    def _bound(
-        self, trial: GuessCounts, evidence: GuessEvidence, delta: float, error: float
-    ) -> float:
-        """Lower bound on epsilon from one trial."""
+    def _bound(self, evidence: GuessEvidence, delta: float, error: float) -> float:
+        """Lower bound on epsilon from so many correct guesses."""
 
-    @abc.abstractmethod
-    def _p_value(
-        self, trial: GuessCounts, evidence: GuessEvidence, epsilon: float, delta: float
-    ) -> float:
-        """The p-value of one trial."""
-
-    def _rejects(
-        self,
-        trial: GuessCounts,
-        evidence: GuessEvidence,
-        epsilon: float,
-        delta: float,
-        error: float,
+    def rejects(
+        self, evidence: GuessEvidence, *, epsilon: float, delta: float, error: float
     ) -> bool:
-        """Whether one trial rejects; override where that is faster than the p-value."""
-        return self._p_value(trial, evidence, epsilon, delta) < error
+        """Whether the guesses contradict ``epsilon``: faster by the p-value than by the bound."""
+        return self.p_value(evidence, epsilon=epsilon, delta=delta) < error
 
     def _promise(self, fraction: Array, guesses: Array, correct: Array, error: float) -> Array:
         """A quick stand-in for the bound, to choose the number of guesses by."""
@@ -216,33 +196,22 @@ class GuessingAuditor(Auditor[GuessEvidence]):
     def gather(self, data: CanaryScores, *, delta: float, confidence: float) -> GuessEvidence:
         """Guess, and count."""
         score, member, coins = fair_coins(data)
-        trials, combination = self._trials(score, member, 1.0 - confidence)
-        return GuessEvidence(
-            trials=trials, combination=combination, coins=coins, **score_facts(data)
-        )
+        trial = self._guessed(score, member, 1.0 - confidence)
+        return GuessEvidence(trial=trial, coins=coins, **ScoreEvidence.facts(data))
 
-    def _trials(
-        self, score: Array, member: Flags, error: float
-    ) -> tuple[tuple[GuessCounts, ...], Combination]:
+    def _guessed(self, score: Array, member: Flags, error: float) -> GuessCounts:
         selection = self._rule
         if isinstance(selection, Fixed) and selection.threshold is not None:
-            return (_threshold_trial(score, member, selection.threshold),), Combination.BEST
-        order = random_order(score, selection)
-        ordered = member[order]
-        size = ordered.size
-        if isinstance(selection, Fixed | UnionBound):
-            counts = _stated(selection, size)
-            return tuple(self._trial(ordered, count) for count in counts), Combination.BEST
+            return _threshold_trial(score, member, selection.threshold)
+        ordered = member[random_order(score, selection)]
+        if isinstance(selection, Fixed):
+            return self._trial(ordered, _stated(selection, ordered.size))
         if isinstance(selection, Ranks):
-            return (self._trial_by_ranks(ordered, error),), Combination.BEST
-        assert isinstance(selection, DataSplit)
-        level = selection.share(error)
-        trials = []
-        for chosen in selection.parts(size, fingerprint(score)):
-            rest = ordered[~chosen]
-            fraction = self._choose(ordered[chosen], rest.size, level)
-            trials.append(self._trial(rest, max(1, round(fraction * rest.size))))
-        return tuple(trials), selection.combination
+            return self._trial_by_ranks(ordered, error)
+        chosen = selection.part(ordered.size, fingerprint(score))
+        rest = ordered[~chosen]
+        fraction = self._choose(ordered[chosen], rest.size, error)
+        return self._trial(rest, max(1, round(fraction * rest.size)))
 
     def _trial_by_ranks(self, ordered: Flags, error: float) -> GuessCounts:
         """The number of guesses from the canaries that tell, tested on the others.
@@ -293,35 +262,17 @@ class GuessingAuditor(Auditor[GuessEvidence]):
 
     def epsilon_lower(self, evidence: GuessEvidence, *, delta: float, confidence: float) -> float:
         """The lower bound on epsilon."""
-        share = evidence.share(1.0 - confidence)
-        return evidence.largest(lambda trial: self._bound(trial, evidence, delta, share))
-
-    def p_value(self, evidence: GuessEvidence, *, epsilon: float, delta: float) -> float:
-        """The p-value of "the run is (epsilon, delta)-private"."""
-        return evidence.p_value(lambda trial: self._p_value(trial, evidence, epsilon, delta))
-
-    def rejects(
-        self, evidence: GuessEvidence, *, epsilon: float, delta: float, error: float
-    ) -> bool:
-        """Whether the trials contradict ``epsilon``; faster than searching the bound."""
-        share = evidence.share(error)
-        return bool(
-            evidence.largest(lambda trial: self._rejects(trial, evidence, epsilon, delta, share))
-        )
+        return self._bound(evidence, delta, 1.0 - confidence)
 
     def ceiling(self, evidence: GuessEvidence, *, delta: float, confidence: float) -> float:
         """The bound from this many canaries had every guess been right.
 
         Where the number of guesses is chosen, all canaries that can be guessed are.
         """
-        share = evidence.share(1.0 - confidence)
-
-        def most(trial: GuessCounts) -> float:
-            guesses = self._tested(trial) if self._chosen(trial) else trial.guesses
-            perfect = replace(trial, guesses=guesses, correct=guesses)
-            return self._bound(perfect, evidence, delta, share)
-
-        return evidence.largest(most)
+        trial = evidence.trial
+        guesses = self._tested(trial) if self._chosen(trial) else trial.guesses
+        perfect = replace(trial, guesses=guesses, correct=guesses)
+        return self._bound(replace(evidence, trial=perfect), delta, 1.0 - confidence)
 
     def power(
         self,
@@ -334,30 +285,24 @@ class GuessingAuditor(Auditor[GuessEvidence]):
     ) -> float | None:
         """Power of the rule as chosen, against scores of a Gaussian mechanism of ``true_epsilon``.
 
-        From the exact law of the guesses; for the best of several trials, that of the single most
-        powerful one.
+        From the exact distribution of the number of correct guesses.
         """
+        trial = evidence.trial
         pair = pair_of_mechanism(evidence, true_epsilon, delta)
-        share = evidence.share(error)
 
-        def chance(trial: GuessCounts) -> float:
-            def rejected(correct: int) -> bool:
-                counted = replace(trial, correct=correct)
-                return self._rejects(counted, evidence, epsilon, delta, share)
+        def rejected(correct: int) -> bool:
+            counted = replace(evidence, trial=replace(trial, correct=correct))
+            return self.rejects(counted, epsilon=epsilon, delta=delta, error=error)
 
-            if not rejected(trial.guesses):
-                return 0.0
-            low, high = 0, trial.guesses  # not rejected, rejected
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (low, middle) if rejected(middle) else (middle, high)
-            both = self.two_sided and not self._by_threshold
-            accuracy = _accuracy(trial, self._tested(trial), pair, both)
-            return float(np.mean(betainc(high, trial.guesses - high + 1.0, accuracy)))
-
-        # What came out of a trial does not matter, so that trials of one size are asked once.
-        typical = tuple(replace(trial, correct=0) for trial in evidence.trials)
-        return replace(evidence, trials=typical).largest(chance)
+        if not rejected(trial.guesses):
+            return 0.0
+        low, high = 0, trial.guesses  # not rejected, rejected
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if rejected(middle) else (middle, high)
+        both = self.two_sided and not self._by_threshold
+        accuracy = _accuracy(trial, self._tested(trial), pair, both)
+        return float(np.mean(betainc(high, trial.guesses - high + 1.0, accuracy)))
 
     def _tested(self, trial: GuessCounts) -> int:
         """How many canaries the guesses were chosen from."""
@@ -368,22 +313,61 @@ class GuessingAuditor(Auditor[GuessEvidence]):
     def findings(
         self, evidence: GuessEvidence, *, delta: float, confidence: float
     ) -> tuple[Finding, ...]:
-        """How many guesses were made and right, and where the coins came from."""
-        trials = evidence.trials
-        parts = "" if len(trials) == 1 else f" in the first of {len(trials)} trials"
-        first = trials[0]
-        found = [
-            Finding(
-                check="guesses",
-                status=Status.INFO,
-                summary=(
-                    f"{first.correct:,} of {first.guesses:,} guesses right, from "
-                    f"{first.canaries:,} canaries{parts}."
-                ),
-                measured=first.correct / first.guesses,
-            )
-        ]
-        return (*found, *evidence.coins.findings())
+        """How many guesses were made and right, and where the randomised membership came from."""
+        trial = evidence.trial
+        counted = Finding(
+            check="guesses",
+            status=Status.INFO,
+            summary=(
+                f"{trial.correct:,} of {trial.guesses:,} guesses right, from "
+                f"{trial.canaries:,} canaries."
+            ),
+            measured=trial.correct / trial.guesses,
+        )
+        return (counted, *evidence.coins.findings())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneRun(GuessingAuditor):
+    """The number of correct guesses against the binomial that (epsilon, delta) allows.
+
+    Assumes:
+        Every canary was made present by a fair coin of its own. Nothing about the mechanism or the
+        scores; canaries may disturb each other at will.
+
+    Guarantee:
+        ``epsilon_lower`` exceeds the mechanism's epsilon in at most 1 - confidence of audits, by
+        Theorem 5.2 for a stated number of guesses and by `askgauss.stats.guess_counts` for one that
+        was chosen. It stays far below it where errors are rare rather than impossible: about
+        half of epsilon for Gaussian noise, however many canaries there are.
+
+    Args:
+        selection: As for `GuessingAuditor`.
+        two_sided: As for `GuessingAuditor`.
+
+    Examples:
+        >>> import numpy as np, askgauss as ag
+        >>> rng = np.random.default_rng(0)
+        >>> scores = ag.CanaryScores.from_groups(
+        ...     present=rng.normal(1, 1, 2500), absent=rng.normal(0, 1, 2500),
+        ...     membership="randomised")
+        >>> 1.5 < ag.audit(scores, delta=1e-5, auditor=OneRun()).epsilon_lower < 4.38
+        True
+    """
+
+    pure: ClassVar[bool] = True
+    assumption: ClassVar[Assumption] = Assumption.DISTRIBUTION_FREE
+
+    def _bound(self, evidence: GuessEvidence, delta: float, error: float) -> float:
+        chosen = self._chosen(evidence.trial)
+        return guess_counts.epsilon_from_counts(
+            evidence.trial, delta=delta, confidence=1.0 - error, chosen=chosen
+        )
+
+    def p_value(self, evidence: GuessEvidence, *, epsilon: float, delta: float) -> float:
+        """The p-value of "the run is (epsilon, delta)-private"."""
+        chosen = self._chosen(evidence.trial)
+        return guess_counts.p_value(evidence.trial, epsilon=epsilon, delta=delta, chosen=chosen)
 
 
 def _threshold_trial(score: Array, member: Flags, threshold: float) -> GuessCounts:
@@ -400,22 +384,19 @@ def _threshold_trial(score: Array, member: Flags, threshold: float) -> GuessCoun
     return GuessCounts(canaries=score.size, guesses=guesses, correct=correct)
 
 
-def _stated(selection: Fixed | UnionBound, canaries: int) -> list[int]:
-    """Numbers of guesses that depend on the number of canaries only."""
-    if isinstance(selection, UnionBound):
-        grid = np.geomspace(min(_FEWEST, canaries), canaries, selection.candidates)
-        return [int(count) for count in np.unique(grid.round())]
-    if selection.guesses is not None:
-        if selection.guesses > canaries:
-            raise _validate.fail(
-                "guesses",
-                selection.guesses,
-                f"<= {canaries}, the number of canaries in use",
-                "Guess for fewer, or plant more.",
-            )
-        return [selection.guesses]
-    assert selection.fraction is not None
-    return [max(1, round(selection.fraction * canaries))]
+def _stated(selection: Fixed, canaries: int) -> int:
+    """The stated number of guesses."""
+    if selection.guesses is None:
+        assert selection.fraction is not None
+        return max(1, round(selection.fraction * canaries))
+    if selection.guesses > canaries:
+        raise _validate.fail(
+            "guesses",
+            selection.guesses,
+            f"<= {canaries}, the number of canaries in use",
+            "Guess for fewer, or plant more.",
+        )
+    return selection.guesses
 
 
 def accuracies(shift: float, fraction: Array, two_sided: bool) -> Array:
@@ -436,3 +417,59 @@ def _accuracy(trial: GuessCounts, tested: int, pair: ScorePair, two_sided: bool)
     if withheld:
         kept = np.asarray(betaincinv(trial.guesses + 1.0, float(withheld), _NODES))
     return pair.accuracy(kept, two_sided=two_sided)
+
+
+def told_accuracies(told: NDArray[np.bool_], fraction: Array, two_sided: bool) -> Array:
+    """The accuracy to expect of each share of guesses.
+
+    Few canaries tell a channel better than the accuracy of every share: channels are averaged by
+    how well each explains the coins.
+
+    Args:
+        told: Who is present, of some canaries sorted by score.
+        fraction: Shares of canaries that are guessed.
+        two_sided: Whether the lowest scores are guessed absent, as many as the highest present.
+    """
+    cells = min(told.size, _CELLS)
+    place = np.arange(told.size) * cells // told.size
+    present = np.bincount(place[told], minlength=cells)
+    absent = np.bincount(place[~told], minlength=cells)
+    log_present, log_absent = _logarithms(cells)
+    likelihood = log_present @ present + log_absent @ absent
+    weight = np.exp(likelihood - likelihood.max())
+    weight /= weight.sum()
+    tail = 0.5 * fraction if two_sided else fraction
+    beyond, right = _channels()
+    total = np.zeros(tail.shape)
+    for share, of_limits, weights in zip(beyond, right, weight, strict=True):
+        total += np.interp(tail, share, weights @ of_limits)
+    return np.asarray(np.clip(total / tail, 0.0, 1.0))
+
+
+def _odds() -> tuple[Array, Array]:
+    """By shift, from the highest score down: canaries beyond; and by limit, odds of presence."""
+    half = 0.5 * _SHIFTS[:, None]
+    score = -_POINTS * (half + _REACH)
+    beyond = 0.5 * (ndtr(half - score) + ndtr(-half - score))
+    limit = _LIMITS[:, None]
+    return beyond, np.clip((_SHIFTS[:, None] * score)[:, None, :], -limit, limit)
+
+
+@functools.cache
+def _channels() -> tuple[Array, Array]:
+    """By shift the share of canaries beyond each score; and by limit, that of present ones."""
+    beyond, odds = _odds()
+    middle = expit(0.5 * (odds[:, :, 1:] + odds[:, :, :-1]))
+    right = np.cumsum(middle * np.diff(beyond)[:, None, :], axis=-1)
+    return beyond, np.pad(right, ((0, 0), (0, 0), (1, 0)))
+
+
+@functools.lru_cache(maxsize=16)
+def _logarithms(cells: int) -> tuple[Array, Array]:
+    """Log probabilities of presence and absence at so many ranks, upwards, by shift and limit."""
+    beyond, odds = _odds()
+    rank = 1.0 - (np.arange(cells) + 0.5) / cells
+    found = np.array(
+        [[np.interp(rank, x, y) for y in limits] for x, limits in zip(beyond, odds, strict=True)]
+    )
+    return -np.logaddexp(0.0, -found), -np.logaddexp(0.0, found)

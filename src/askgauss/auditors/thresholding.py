@@ -1,40 +1,48 @@
-"""What auditors that read a confusion matrix share: the threshold, its price, the questions."""
+"""Auditors that read a confusion matrix: how a threshold is chosen, and three ways to a bound.
+
+- `ClopperPearson`: exact limits of both error rates (Jagielski et al. 2006.07709, Nasr et al.
+  2101.04535).
+- `GaussianDP`: one confident point pins a Gaussian trade-off curve (Nasr et al. 2302.07956).
+- `Bayesian`: the posterior of epsilon (Zanella-Béguelin et al. 2206.05199).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, bdtrik, betainccinv, ndtri
+from scipy.special import bdtr, bdtrik, betaincc, betainccinv, betaincinv, lambertw, ndtr, ndtri
 
-from askgauss.auditors.auditor import Auditor
-from askgauss.auditors.mechanism_shift import ScorePair, pair_of_mechanism
-from askgauss.auditors.trials import TrialEvidence, score_facts
-from askgauss.exceptions import InvalidArgumentError, ScoresError, UnsupportedError
-from askgauss.results import Finding, Status
-from askgauss.scores import CanaryScores
-from askgauss.selection import (
-    DKW,
-    Combination,
-    Fixed,
-    Ranks,
-    Selection,
-    UnionBound,
-    fingerprint,
-    random_order,
-    stream,
+from askgauss import _validate
+from askgauss.auditors.auditor import Auditor, ScoreEvidence, ScorePair, pair_of_mechanism
+from askgauss.auditors.one_run_fdp import SampledRun, sampling_findings
+from askgauss.exceptions import (
+    InvalidArgumentError,
+    NotDefinedError,
+    ScoresError,
+    UnsupportedError,
 )
-from askgauss.stats import confusion_matrix
-from askgauss.stats.confusion_matrix import ConfusionMatrix
-from askgauss.stats.ranked_rates import Curve, RankedRates, beta_nodes, strongest_contradicted
-from askgauss.stats.search import smallest_error
+from askgauss.results import Assumption, Finding, Status
+from askgauss.scores import CanaryScores
+from askgauss.selection import Fixed, Ranks, Selection, fingerprint, random_order
+from askgauss.stats import error_rates, gaussian
+from askgauss.stats.error_rates import (
+    ConfusionMatrix,
+    Curve,
+    RankedRates,
+    bayesian_epsilon,
+    bayesian_probability,
+    beta_nodes,
+    strongest_contradicted,
+)
+from askgauss.stats.limits import largest_rejected
 from askgauss.stats.tradeoff import TradeOff
 
-__all__ = ["ConfusionAuditor", "ConfusionEvidence"]
+__all__ = ["Bayesian", "ClopperPearson", "ConfusionAuditor", "ConfusionEvidence", "GaussianDP"]
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -47,32 +55,30 @@ _ONE_SIGMA = 0.16
 _NODES = (np.arange(48) + 0.5) / 48
 # Audits drawn for the power of thresholds at stated ranks.
 _DRAWN = 1024
+# Equally likely false negative rates that a posterior is averaged over, and what of it is nothing.
+_POSTERIOR_NODES = (np.arange(200) + 0.5) / 200
+_NEGLIGIBLE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfusionEvidence(TrialEvidence[ConfusionMatrix]):
-    """Confusion matrices of one or several thresholds."""
+class ConfusionEvidence(ScoreEvidence):
+    """Confusion matrices: of one threshold, or of each at a stated rank."""
 
     trials: tuple[ConfusionMatrix, ...]
 
-    def limits(self, error: float) -> list[tuple[float, float]]:
-        """Upper limits of the two error rates of each trial, at its share of the error."""
-        share = self.share(error)
-        return [limits(trial, self.combination, share) for trial in self.trials]
+    @property
+    def ranked(self) -> bool:
+        """Whether thresholds are scores at stated ranks, of which there are always several."""
+        return len(self.trials) > 1
 
-
-def limits(trial: ConfusionMatrix, combination: Combination, error: float) -> tuple[float, float]:
-    """Upper limits of the false positive and the false negative rate, that hold together."""
-    if combination is not Combination.BAND:
-        return trial.rate_limits(confidence=1.0 - error)
-    positive = trial.false_positive / trial.absent + DKW.width(error, trial.absent)
-    negative = trial.false_negative / trial.present + DKW.width(error, trial.present)
-    return min(positive, 1.0), min(negative, 1.0)
+    def share(self, error: float) -> float:
+        """The error at which each threshold is read; the best counts."""
+        return error / len(self.trials)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfusionAuditor(Auditor[ConfusionEvidence]):
-    """Counts on which side of a threshold present and absent canaries fall.
+    """Counts on which side of a threshold inserted and held-out canaries fall.
 
     Args:
         selection: How the threshold is chosen.
@@ -86,8 +92,7 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         selection = self.selection
         if not isinstance(selection, Selection):
             raise InvalidArgumentError(
-                "Expected selection to be Ranks, Fixed, Split, MultiSplit, UnionBound, CrossFit or "
-                f"DKW, got {selection!r}."
+                f"Expected selection to be Ranks, Fixed or Split, got {selection!r}."
             )
         if isinstance(selection, Fixed) and selection.threshold is None:
             raise UnsupportedError(
@@ -105,45 +110,29 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
 
     def gather(self, data: CanaryScores, *, delta: float, confidence: float) -> ConfusionEvidence:
         """Choose the threshold, and count."""
-        trials, combination = self._trials(data, delta, 1.0 - confidence)
-        return ConfusionEvidence(trials=trials, combination=combination, **score_facts(data))
+        trials = self._trials(data, delta, 1.0 - confidence)
+        return ConfusionEvidence(trials=trials, **ScoreEvidence.facts(data))
 
     def _trials(
         self, data: CanaryScores, delta: float, error: float
-    ) -> tuple[tuple[ConfusionMatrix, ...], Combination]:
+    ) -> tuple[ConfusionMatrix, ...]:
         selection = self.selection
-        if isinstance(selection, Ranks):
-            ordered = data.member[random_order(data.score, selection)]
-            return _at_ranks(ordered), Combination.RANKS
         if isinstance(selection, Fixed):
             assert selection.threshold is not None
-            threshold = np.array([selection.threshold])
-            return _matrices(data.score, data.member, threshold), Combination.BEST
-        if isinstance(selection, UnionBound):
-            left_out = _drawn(selection, data)
-            thresholds = np.unique(data.score[left_out])
-            score, member = data.score[~left_out], data.member[~left_out]
-            return _matrices(score, member, thresholds), Combination.BEST
-        if isinstance(selection, DKW):
-            return _hull(data), Combination.BAND
+            return (_matrix(data.score, data.member, selection.threshold),)
         order = random_order(data.score, selection)
         score, member = data.score[order], data.member[order]
-        level = selection.share(error)
-        trials: list[ConfusionMatrix] = []
+        if isinstance(selection, Ranks):
+            return _at_ranks(member)
         # Of either group its share, so that a part is never left without one of them.
         entropy = fingerprint(data.score, data.member)
-        sides = [
-            selection.parts(int(np.count_nonzero(group)), entropy + index)
-            for index, group in enumerate((member, ~member))
-        ]
-        for of_present, of_absent in zip(*sides, strict=True):
-            chosen = np.zeros(score.size, dtype=np.bool_)
-            chosen[member], chosen[~member] = of_present, of_absent
-            rest = ~chosen
-            size = int(np.count_nonzero(rest))
-            cut = self._choose(score[chosen], member[chosen], size, delta, level)
-            trials += _matrices(score[rest], member[rest], np.array([cut]))
-        return tuple(trials), selection.combination
+        chosen = np.zeros(score.size, dtype=np.bool_)
+        for index, group in enumerate((member, ~member)):
+            chosen[group] = selection.part(int(np.count_nonzero(group)), entropy + index)
+        rest = ~chosen
+        size = int(np.count_nonzero(rest))
+        cut = self._choose(score[chosen], member[chosen], size, delta, error)
+        return (_matrix(score[rest], member[rest], cut),)
 
     def _choose(
         self, score: Array, member: Flags, canaries: int, delta: float, error: float
@@ -162,39 +151,37 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         promise = self._promise(positive, negative, delta)
         return float(score[cut[np.argmax(promise)]])
 
+    def _limits(self, evidence: ConfusionEvidence, error: float) -> tuple[float, float]:
+        """Upper limits of the false positive and the false negative rate, that hold together."""
+        return evidence.trials[0].rate_limits(confidence=1.0 - error)
+
     def p_value(self, evidence: ConfusionEvidence, *, epsilon: float, delta: float) -> float:
-        """The smallest error at which the limits of the error rates contradict the claim."""
+        """The smallest error at which the error rates contradict the claim."""
         curve = self._curve(epsilon, delta).beta_at
-        if evidence.combination is Combination.RANKS:
-            rates = self._rates(evidence)
-            values = [1.0] if rates is None else rates.p_values(curve).tolist()
-            return min(1.0, len(evidence.trials) * min(values))
-        if evidence.combination is Combination.BAND:
-            return smallest_error(
-                lambda error: any(
-                    negative < curve(positive) for positive, negative in evidence.limits(error)
-                )
-            )
-        return evidence.p_value(lambda trial: confusion_matrix.p_value(curve, trial))
+        if not evidence.ranked:
+            return error_rates.p_value(curve, evidence.trials[0])
+        rates = self._rates(evidence.trials)
+        values = [1.0] if rates is None else rates.p_values(curve).tolist()
+        return min(1.0, len(evidence.trials) * min(values))
 
     def rejects(
         self, evidence: ConfusionEvidence, *, epsilon: float, delta: float, error: float
     ) -> bool:
         """Whether the trials contradict ``epsilon``; faster than searching the bound."""
-        if evidence.combination is Combination.RANKS:
+        if evidence.ranked:
             return self.p_value(evidence, epsilon=epsilon, delta=delta) < error
-        test = self._test(evidence.combination, epsilon, delta, evidence.share(error))
-        return bool(evidence.largest(test))
+        positive, negative = self._limits(evidence, error)
+        return negative < self._curve(epsilon, delta).beta_at(positive)
 
     def ceiling(self, evidence: ConfusionEvidence, *, delta: float, confidence: float) -> float:
         """The bound had every canary fallen on its side of the threshold."""
-        trials = evidence.trials
-        if evidence.combination is Combination.RANKS:
+        perfect = evidence.trials[0].perfect()
+        if evidence.ranked:
             # At the first rank all others are outdone; as many shares of the error stay.
-            confidence = 1.0 - (1.0 - confidence) / len(trials)
-            trials = trials[:1]
-        perfect = replace(evidence, trials=tuple(trial.perfect() for trial in trials))
-        return self.epsilon_lower(perfect, delta=delta, confidence=confidence)
+            return self._ranked_bound((perfect,), delta, evidence.share(1.0 - confidence))
+        return self.epsilon_lower(
+            replace(evidence, trials=(perfect,)), delta=delta, confidence=confidence
+        )
 
     def power(
         self,
@@ -207,55 +194,47 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
     ) -> float:
         """Power at the threshold as chosen, against scores of a Gaussian mechanism.
 
-        From the exact laws of both mistakes; for the best of several trials, that of the single
-        most powerful one.
+        From the exact distributions of both mistakes.
         """
         pair = pair_of_mechanism(evidence, true_epsilon, delta)
-        share = evidence.share(error)
-        if evidence.combination is Combination.RANKS:
+        if evidence.ranked:
             curve = self._curve(epsilon, delta).beta_at
-            return _ranked_power(evidence.trials, pair, curve, share)
+            return _ranked_power(evidence.trials, pair, curve, evidence.share(error))
+        trial = evidence.trials[0]
+        rate = (trial.false_positive + 0.5) / (trial.absent + 1.0)
+        false = np.clip(np.ceil(bdtrik(_NODES, trial.absent, rate)), 0, trial.absent)
+        most = self._most_missed(trial, false.astype(np.int64), epsilon, delta, error)
+        missed = float(pair.present_below(-ndtri(rate)))
+        found = bdtr(np.clip(most, 0, trial.present - 1), trial.present, missed)
+        found = np.where(most < 0, 0.0, np.where(most >= trial.present, 1.0, found))
+        return float(found.mean())
 
-        def chance(trial: ConfusionMatrix) -> float:
-            rate = (trial.false_positive + 0.5) / (trial.absent + 1.0)
-            false = np.clip(np.ceil(bdtrik(_NODES, trial.absent, rate)), 0, trial.absent)
-            most = self._most_missed(
-                trial, evidence.combination, false.astype(np.int64), epsilon, delta, share
-            )
-            missed = float(pair.present_below(-ndtri(rate)))
-            found = bdtr(np.clip(most, 0, trial.present - 1), trial.present, missed)
-            found = np.where(most < 0, 0.0, np.where(most >= trial.present, 1.0, found))
-            return float(found.mean())
-
-        return evidence.largest(chance)
-
-    def _ranked_epsilon(self, evidence: ConfusionEvidence, delta: float, error: float) -> float:
-        """The (epsilon, delta) curve that thresholds at stated ranks contradict."""
-        rates = self._rates(evidence)
+    def _ranked_bound(self, trials: Sequence[ConfusionMatrix], delta: float, share: float) -> float:
+        """The largest epsilon whose curve thresholds at stated ranks contradict at this error."""
+        rates = self._rates(trials)
         if rates is None:
             return 0.0
         found = strongest_contradicted(
             rates,
             lambda epsilon: _epsilon_delta(epsilon, delta),
             lambda positive, negative: _epsilon_of_rates(positive, negative, delta),
-            evidence.share(error),
+            share,
         )
         return max(0.0, found)
 
-    def _rates(self, evidence: ConfusionEvidence) -> RankedRates | None:
+    def _rates(self, trials: Sequence[ConfusionMatrix]) -> RankedRates | None:
         """Both rates of the thresholds at stated ranks; None where none says anything."""
-        trials = [trial for trial in evidence.trials if trial.telling]
-        if not trials:
+        told = [trial for trial in trials if trial.telling]
+        if not told:
             return None
         return RankedRates.of(
-            [(trial.false_positive + 1.0, trial.true_negative) for trial in trials],
-            [(trial.false_negative + 1.0, trial.true_positive) for trial in trials],
+            [(trial.false_positive + 1.0, trial.true_negative) for trial in told],
+            [(trial.false_negative + 1.0, trial.true_positive) for trial in told],
         )
 
     def _most_missed(
         self,
         trial: ConfusionMatrix,
-        combination: Combination,
         false: Integers,
         epsilon: float,
         delta: float,
@@ -266,42 +245,23 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         Below 0 where not even none do.
         """
         present, absent = trial.present, trial.absent
-        curve = self._curve(epsilon, delta).beta_at
-        if combination is Combination.BAND:
-            positive = false / absent + DKW.width(error, absent)
-            room = curve(np.minimum(positive, 1.0)) - DKW.width(error, present)
-            return np.asarray(np.ceil(room * present) - 1.0, dtype=np.int64)
         some = np.maximum(absent - false, 1)
         positive = np.where(false < absent, betainccinv(false + 1.0, some, 0.5 * error), 1.0)
-        least = np.clip(curve(positive), 0.0, 1.0)
+        least = np.clip(self._curve(epsilon, delta).beta_at(positive), 0.0, 1.0)
         # The limit after m of them is below the curve just where at most m are that improbable.
-        counts = np.arange(present)
         low, high = np.full(false.size, -1), np.full(false.size, present)
         while (high - low > 1).any():
             middle = np.minimum((low + high) // 2, present - 1).clip(0)
-            contradicts = bdtr(counts[middle], present, least) < 0.5 * error
+            contradicts = bdtr(middle, present, least) < 0.5 * error
             low, high = np.where(contradicts, middle, low), np.where(contradicts, high, middle)
         return np.asarray(low, dtype=np.int64)
-
-    def _test(
-        self, combination: Combination, epsilon: float, delta: float, error: float
-    ) -> Callable[[ConfusionMatrix], bool]:
-        """Whether a confusion matrix contradicts the claim at this error."""
-        curve = self._curve(epsilon, delta).beta_at
-
-        def rejects(trial: ConfusionMatrix) -> bool:
-            positive, negative = limits(trial, combination, error)
-            return negative < curve(positive)
-
-        return rejects
 
     def findings(
         self, evidence: ConfusionEvidence, *, delta: float, confidence: float
     ) -> tuple[Finding, ...]:
         """The confusion matrix."""
-        trials = evidence.trials
-        parts = "" if len(trials) == 1 else f" at the first of {len(trials)} thresholds"
-        first = trials[0]
+        first, count = evidence.trials[0], len(evidence.trials)
+        parts = "" if count == 1 else f" at the first of {count} thresholds"
         return (
             Finding(
                 check="confusion",
@@ -313,6 +273,316 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
                 ),
             ),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClopperPearson(ConfusionAuditor):
+    """The epsilon that confident limits of both error rates contradict.
+
+    Assumes:
+        The scores of different canaries are independent, as those of separate runs are; nothing
+        about the mechanism or the law of the scores.
+
+    Guarantee:
+        ``epsilon_lower`` exceeds the mechanism's epsilon in at most 1 - confidence of audits. It
+        can never be more than about the logarithm of the number of canaries.
+
+    Args:
+        selection: As for `ConfusionAuditor`.
+
+    Examples:
+        >>> import numpy as np, askgauss as ag
+        >>> rng = np.random.default_rng(0)
+        >>> scores = ag.CanaryScores.from_groups(
+        ...     present=rng.normal(1, 1, 2500), absent=rng.normal(0, 1, 2500),
+        ...     membership="randomised")
+        >>> 1.0 < ag.audit(scores, delta=1e-5, auditor=ClopperPearson()).epsilon_lower < 4.38
+        True
+    """
+
+    pure: ClassVar[bool] = True
+    assumption: ClassVar[Assumption] = Assumption.INDEPENDENT_CANARIES
+
+    def epsilon_lower(
+        self, evidence: ConfusionEvidence, *, delta: float, confidence: float
+    ) -> float:
+        """The lower bound on epsilon."""
+        error = 1.0 - confidence
+        if evidence.ranked:
+            return self._ranked_bound(evidence.trials, delta, evidence.share(error))
+        rates = np.array([self._limits(evidence, error)])
+        return max(0.0, float(self._promise(rates[:, 0], rates[:, 1], delta)[0]))
+
+    def ceiling(self, evidence: ConfusionEvidence, *, delta: float, confidence: float) -> float:
+        """The bound had every canary fallen on its side of the threshold."""
+        if not evidence.ranked:
+            return ConfusionAuditor.ceiling(self, evidence, delta=delta, confidence=confidence)
+        # Without a mistake both rates are above a with probability (1 - a)^canaries, and the curve
+        # of log((1 - delta) / a) is then not contradicted.
+        share = evidence.share(1.0 - confidence)
+        canaries = evidence.trials[0].present + evidence.trials[0].absent
+        rate = -math.expm1(math.log(share) / canaries)
+        return max(0.0, math.log((1.0 - delta) / rate))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaussianDP(ConfusionAuditor):
+    """The strongest Gaussian trade-off curve that confident limits of both error rates contradict.
+
+    Assumes:
+        The scores of different canaries are independent, and the run's trade-off curve is that of a
+        Gaussian mechanism; with ``sampling_rate`` and ``steps`` that of DP-SGD with those.
+
+    Guarantee:
+        ``epsilon_lower`` exceeds the mechanism's epsilon in at most 1 - confidence of audits, if
+        its curve is of that kind. Guesses worse than chance give 0.
+
+    Args:
+        selection: As for `ConfusionAuditor`.
+        sampling_rate: Sampling rate of the run; None to take it for one Gaussian mechanism.
+        steps: Number of steps of the run; given together with ``sampling_rate``.
+
+    Examples:
+        >>> import numpy as np, askgauss as ag
+        >>> rng = np.random.default_rng(0)
+        >>> scores = ag.CanaryScores.from_groups(
+        ...     present=rng.normal(1, 1, 2500), absent=rng.normal(0, 1, 2500),
+        ...     membership="randomised")
+        >>> 2.5 < ag.audit(scores, delta=1e-5, auditor=GaussianDP()).epsilon_lower < 4.38
+        True
+    """
+
+    sampling_rate: float | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        ConfusionAuditor.__post_init__(self)
+        if (self.sampling_rate is None) != (self.steps is None):
+            raise InvalidArgumentError(
+                f"Expected sampling_rate and steps together, got {self.sampling_rate!r} and "
+                f"{self.steps!r}. Give both, or neither for one Gaussian mechanism."
+            )
+        if self.sampling_rate is not None:
+            _validate.within(0, 1, closed="right", sampling_rate=self.sampling_rate)
+            _validate.integer(1, steps=self.steps)
+
+    @property
+    def assumption(self) -> Assumption:  # type: ignore[override]
+        """What the curve takes for granted."""
+        if self.steps is None:
+            return Assumption.INDEPENDENT_FAMILY
+        return Assumption.INDEPENDENT_SAMPLED_FAMILY
+
+    @property
+    def _run(self) -> SampledRun | None:
+        if self.sampling_rate is None or self.steps is None:
+            return None
+        return SampledRun(sampling_rate=self.sampling_rate, steps=self.steps)
+
+    def epsilon_lower(
+        self, evidence: ConfusionEvidence, *, delta: float, confidence: float
+    ) -> float:
+        """The lower bound on epsilon."""
+        _validate.probability(delta=delta, hint="A Gaussian mechanism has no epsilon at delta 0.")
+        error = 1.0 - confidence
+        if evidence.ranked:
+            return self._ranked_bound(evidence.trials, delta, evidence.share(error))
+        positive, negative = self._limits(evidence, error)
+        distance = self._promise(np.array([positive]), np.array([negative]), delta)
+        mu = max(0.0, float(distance[0]))
+        return self._epsilon(mu, lambda curve: curve.beta_at(positive) - negative, delta)
+
+    def _ranked_bound(self, trials: Sequence[ConfusionMatrix], delta: float, share: float) -> float:
+        rates = self._rates(trials)
+        if rates is None:
+            return 0.0
+        mu = strongest_contradicted(
+            rates,
+            lambda mu: lambda rate: np.asarray(ndtr(-ndtri(rate) - mu)),
+            lambda positive, negative: self._promise(positive, negative, delta),
+            share,
+        )
+        return self._epsilon(
+            max(mu, 0.0), lambda curve: share - float(rates.p_values(curve.beta_at).min()), delta
+        )
+
+    def _epsilon(self, mu: float, margin: Callable[[TradeOff], float], delta: float) -> float:
+        """Epsilon of the strongest curve that is contradicted, looked for near a Gaussian one."""
+        run = self._run
+        if run is None or mu == 0.0:
+            return gaussian.gdp_epsilon(delta, mu)
+        return run.epsilon(run.strongest(margin, mu), delta)
+
+    def findings(
+        self, evidence: ConfusionEvidence, *, delta: float, confidence: float
+    ) -> tuple[Finding, ...]:
+        """The confusion matrix, and whether the sampling allows it."""
+        found = ConfusionAuditor.findings(self, evidence, delta=delta, confidence=confidence)
+        if self.sampling_rate is None:
+            return found
+        bound = self.epsilon_lower(evidence, delta=delta, confidence=confidence)
+        return found + sampling_findings(bound, self.sampling_rate)
+
+    def _promise(self, positive: Array, negative: Array, delta: float) -> Array:
+        return np.asarray(-ndtri(positive) - ndtri(negative))
+
+    def _curve(self, epsilon: float, delta: float) -> TradeOff:
+        run = self._run
+        if run is None:
+            return TradeOff.gaussian(gaussian.gdp_mu(epsilon, delta))
+        return run.curve(run.signal(epsilon, delta))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bayesian(ConfusionAuditor):
+    """A lower quantile of the posterior of epsilon, with Jeffreys priors of both error rates.
+
+    Assumes:
+        The scores of different canaries are independent; nothing about the mechanism.
+
+    Guarantee:
+        Close to a confidence bound, not exactly one. As published, the posterior is of the larger
+        of two log ratios, and where both are equal its 5 % quantile is above the truth in 20 % of
+        audits; guesses worse than chance count as a leak, so that none at all has a bound above 0.
+        The auditor therefore reads the quantile at which the larger of two is right often enough,
+        and counts worse guesses as no leak; enumerated for randomised response, that was above the
+        truth in at most 1.4 times the stated share of audits, down to .0005. The bound as published
+        is `askgauss.stats.error_rates.bayesian_epsilon`. There are no p-values.
+
+    Args:
+        selection: As for `ConfusionAuditor`.
+
+    Examples:
+        >>> import numpy as np, askgauss as ag
+        >>> rng = np.random.default_rng(0)
+        >>> scores = ag.CanaryScores.from_groups(
+        ...     present=rng.normal(1, 1, 2500), absent=rng.normal(0, 1, 2500),
+        ...     membership="randomised")
+        >>> 1.0 < ag.audit(scores, delta=1e-5, auditor=Bayesian()).epsilon_lower < 4.38
+        True
+    """
+
+    pure: ClassVar[bool] = True
+    assumption: ClassVar[Assumption] = Assumption.INDEPENDENT_CANARIES
+
+    def epsilon_lower(
+        self, evidence: ConfusionEvidence, *, delta: float, confidence: float
+    ) -> float:
+        """The lower credible bound on epsilon."""
+        error = 1.0 - confidence
+        if evidence.ranked:
+            return self._ranked_bound(evidence.trials, delta, evidence.share(error))
+        return _directed_epsilon(evidence.trials[0], delta, _level(error))
+
+    def epsilon_point(self, evidence: ConfusionEvidence, *, delta: float) -> float:
+        """The posterior median; of thresholds at stated ranks, that of the most telling one."""
+        if not evidence.ranked:
+            return _directed_epsilon(evidence.trials[0], delta, 0.5)
+        bounds = [self._ranked_bound((one,), delta, _ONE_SIGMA) for one in evidence.trials]
+        return self._ranked_bound((evidence.trials[int(np.argmax(bounds))],), delta, 0.5)
+
+    def _rates(self, trials: Sequence[ConfusionMatrix]) -> RankedRates | None:
+        """The exact distribution of the stated rate, and the posterior of the other one."""
+        told = [trial for trial in trials if trial.telling]
+        if not told:
+            return None
+        present, absent = told[0].present, told[0].absent
+        larger = set(trials[: Ranks.thresholds(max(present, absent)).size])
+        positive, negative = [], []
+        for trial in told:
+            stated = (trial in larger) is (absent >= present)  # the false positives
+            first, second = (0.0, 0.5) if stated else (0.5, 0.0)
+            positive.append((trial.false_positive + 1.0 - first, trial.true_negative + first))
+            negative.append((trial.false_negative + 1.0 - second, trial.true_positive + second))
+        return RankedRates.of(positive, negative)
+
+    def rejects(
+        self, evidence: ConfusionEvidence, *, epsilon: float, delta: float, error: float
+    ) -> bool:
+        """Whether the posterior leaves the claim less than this error."""
+        if not evidence.ranked:
+            return _credence(evidence.trials[0], epsilon, delta) < _level(error)
+        return ConfusionAuditor.p_value(self, evidence, epsilon=epsilon, delta=delta) < error
+
+    def p_value(self, evidence: ConfusionEvidence, *, epsilon: float, delta: float) -> float:
+        """There are none."""
+        raise NotDefinedError(
+            "Bayesian does not define p-values: a posterior is not one. Use ClopperPearson()."
+        )
+
+    def findings(
+        self, evidence: ConfusionEvidence, *, delta: float, confidence: float
+    ) -> tuple[Finding, ...]:
+        """The confusion matrix, and what a credible bound is worth."""
+        return (
+            *ConfusionAuditor.findings(self, evidence, delta=delta, confidence=confidence),
+            Finding(
+                check="credible bound",
+                status=Status.INFO,
+                summary=(
+                    "a quantile of a posterior, above the truth about as often as stated; that it "
+                    "is no more often is not proved."
+                ),
+                remedy="ClopperPearson() has a proof.",
+            ),
+        )
+
+    def _most_missed(
+        self,
+        trial: ConfusionMatrix,
+        false: Integers,
+        epsilon: float,
+        delta: float,
+        error: float,
+    ) -> Integers:
+        level = _level(error)
+
+        def most(number: int) -> int:
+            low, high = -1, trial.present + 1  # rejected, not rejected
+            while high - low > 1:
+                middle = (low + high) // 2
+                (counted,) = _from_counts([middle], [number], trial.present, trial.absent)
+                rejected = _credence(counted, epsilon, delta) < level
+                low, high = (middle, high) if rejected else (low, middle)
+            return low
+
+        numbers, where = np.unique(false, return_inverse=True)
+        return np.array([most(int(number)) for number in numbers], dtype=np.int64)[where]
+
+
+def _level(error: float) -> float:
+    """The credible level that is wrong with probability ``error``.
+
+    The two log ratios have posterior distribution functions that are uniform at the truth, and
+    nearly independent. Their product, that of the larger one, is below x with probability
+    x (1 - log x).
+    """
+    return math.exp(1.0 + float(lambertw(-error / math.e, -1).real))
+
+
+def _directed_epsilon(trial: ConfusionMatrix, delta: float, probability: float) -> float:
+    """The quantile of the posterior of epsilon, 0 for guesses worse than chance."""
+    if _worse(trial, 0.0, delta) < _NEGLIGIBLE:
+        return bayesian_epsilon(trial, delta=delta, confidence=1.0 - probability)
+    return largest_rejected(
+        lambda epsilon: probability - _credence(trial, epsilon, delta), tolerance=1e-8
+    )
+
+
+def _credence(trial: ConfusionMatrix, epsilon: float, delta: float) -> float:
+    """Posterior probability that the guesses are no better than epsilon allows."""
+    within = bayesian_probability(trial, epsilon=epsilon, delta=delta)
+    return within + _worse(trial, epsilon, delta)
+
+
+def _worse(trial: ConfusionMatrix, epsilon: float, delta: float) -> float:
+    """Posterior probability that the guesses are worse than epsilon allows, turned round."""
+    missed = betaincinv(trial.false_negative + 0.5, trial.true_positive + 0.5, _POSTERIOR_NODES)
+    grow, shrink = math.exp(min(epsilon, 700.0)), math.exp(-epsilon)
+    caught = 1.0 - missed
+    lowest = np.maximum(1.0 - delta - grow * caught, shrink * (1.0 - delta - caught))
+    highest = 1.0 - np.clip(lowest, 0.0, 1.0)
+    return float(np.mean(betaincc(trial.false_positive + 0.5, trial.true_negative + 0.5, highest)))
 
 
 def _epsilon_of_rates(positive: Array, negative: Array, delta: float) -> Array:
@@ -357,13 +627,12 @@ def _groups(member: Flags, purpose: str) -> tuple[int, int]:
     return present, absent
 
 
-def _matrices(score: Array, member: Flags, thresholds: Array) -> tuple[ConfusionMatrix, ...]:
-    """The matrix of each threshold: present if the score reaches it."""
-    _groups(member, "to test a threshold on")
-    ones, zeros = np.sort(score[member]), np.sort(score[~member])
-    missed = np.searchsorted(ones, thresholds, side="left")
-    cleared = np.searchsorted(zeros, thresholds, side="left")
-    return _from_counts(missed, zeros.size - cleared, ones.size, zeros.size)
+def _matrix(score: Array, member: Flags, threshold: float) -> ConfusionMatrix:
+    """The matrix of a threshold: inserted if the score reaches it."""
+    present, absent = _groups(member, "to test a threshold on")
+    above = score >= threshold
+    missed, false = (int(np.count_nonzero(wrong)) for wrong in (member & ~above, above & ~member))
+    return _from_counts([missed], [false], present, absent)[0]
 
 
 def _from_counts(
@@ -460,45 +729,3 @@ def _most_mistakes(
         contradicts = (weights * bdtr(middle[:, np.newaxis], other, least)).sum(axis=1) < error
         low, high = np.where(contradicts, middle, low), np.where(contradicts, high, middle)
     return low
-
-
-def _drawn(selection: UnionBound, data: CanaryScores) -> Flags:
-    """The canaries whose scores become thresholds."""
-    canaries = len(data)
-    if selection.candidates > canaries - 2:
-        raise ScoresError(
-            f"Expected more canaries than {selection.candidates} candidates and two to test on, "
-            f"got {canaries}. Take fewer candidates, or plant more canaries."
-        )
-    left_out = np.zeros(canaries, dtype=np.bool_)
-    generator = stream(selection, "candidates", fingerprint(data.score, data.member))
-    left_out[generator.permutation(canaries)[: selection.candidates]] = True
-    return left_out
-
-
-def _hull(data: CanaryScores) -> tuple[ConfusionMatrix, ...]:
-    """The matrices at the corners of the convex hull of all thresholds.
-
-    A trade-off curve is convex, so no other threshold contradicts one that these do not.
-    """
-    ones, zeros = np.sort(data.present), np.sort(data.absent)
-    cuts = np.unique(ones)  # between two of them only absent canaries change sides
-    missed = np.searchsorted(ones, cuts, side="left")
-    false = zeros.size - np.searchsorted(zeros, cuts, side="left")
-    corners: list[tuple[int, int]] = []
-    for point in zip(false[::-1].tolist(), missed[::-1].tolist(), strict=True):
-        while len(corners) > 1 and _right_turn(corners[-2], corners[-1], point):
-            corners.pop()
-        corners.append(point)
-    return _from_counts(
-        (misses for _, misses in corners),
-        (falses for falses, _ in corners),
-        ones.size,
-        zeros.size,
-    )
-
-
-def _right_turn(first: tuple[int, int], middle: tuple[int, int], last: tuple[int, int]) -> bool:
-    """Whether the middle point lies on or above the line between the others."""
-    rise = (middle[1] - first[1]) * (last[0] - first[0])
-    return rise >= (last[1] - first[1]) * (middle[0] - first[0])

@@ -5,13 +5,23 @@ on epsilon needs membership that was randomised before training (`askgauss.Membe
 about the scores; `observational` says what can be said without.
 """
 
+from askgauss.blackbox.membership import Membership
 from askgauss.blackbox.observational import ObservationalReport, label_inference, observational
-from askgauss.blackbox.record_scores import calibrated, lira, logit_confidence, losses, rmia
+from askgauss.blackbox.record_scores import (
+    calibrate,
+    calibrated,
+    lira,
+    logit_confidence,
+    losses,
+    rmia,
+)
 from askgauss.blackbox.reference_models import References, train_references
 
 __all__ = [
+    "Membership",
     "ObservationalReport",
     "References",
+    "calibrate",
     "calibrated",
     "label_inference",
     "lira",

@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
-from askgauss.auditors.one_run import OneRun
+from askgauss.auditors.guessing import OneRun
+from askgauss.blackbox.membership import Membership
 from askgauss.claims import PrivacyClaim, check_claim
 from askgauss.exceptions import InvalidArgumentError, MissingExtraError
-from askgauss.membership import Membership
 from askgauss.scores import CanaryScores
 from askgauss.stats.attack_metrics import AttackMetrics, Estimate, attack_metrics
-from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
+from askgauss.stats.limits import clopper_pearson_lower, clopper_pearson_upper
 
 __all__ = ["ObservationalReport", "label_inference", "observational"]
 

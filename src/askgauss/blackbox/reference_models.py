@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
+from askgauss.blackbox.membership import Membership
 from askgauss.exceptions import InvalidArgumentError, RecordingError
 from askgauss.files import archive, atomic, codec
-from askgauss.membership import Membership
 
 __all__ = ["References", "train_references"]
 

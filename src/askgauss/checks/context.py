@@ -1,4 +1,8 @@
-"""What the checks of a run share: its transcript, the claim it is compared with, and its noise."""
+"""What the checks of a run share: its transcript, the claim it is compared with, and its noise.
+
+Checks that ask the same of the steps of DP-SGD and of the nodes or rows of correlated noise read
+what `Context` and `CorrelatedRun` have in common.
+"""
 
 from __future__ import annotations
 
@@ -12,40 +16,48 @@ from scipy.special import ndtri
 
 from askgauss import accounting
 from askgauss.canaries import DiracCanaries
-from askgauss.checks.adjacency import has_opposites
-from askgauss.checks.findings import SUSPICIOUS
-from askgauss.checks.lattice import lattice_step
-from askgauss.checks.tails import Spread
+from askgauss.checks.registry import SUSPICIOUS
+from askgauss.checks.tails import Spread, lattice_step
 from askgauss.claims import PrivacyClaim
+from askgauss.mechanisms.plans import StrategyPlan
 from askgauss.recording.facts import RunFacts
 from askgauss.recording.recorder import Recorder
 from askgauss.recording.transcript import SILENCE, LinearTranscript, Transcript
+from askgauss.results import Assumption
 from askgauss.sampling import Poisson, ReplaceOne, Scheme, assumed_poisson
+from askgauss.scores import CanaryScores
 from askgauss.stats import gaussian, normality
 
 __all__ = [
     "INTERVAL_ERROR",
-    "KNOWN_BACKGROUND",
     "NOTICED",
     "TOLERANCE",
     "Context",
     "CorrelatedRun",
+    "NoisyRun",
     "around",
+    "has_opposites",
+    "known",
+    "noise",
     "noise_transcript",
+    "orthogonal",
+    "single_values",
+    "unit_sums",
 ]
 
 # A measured difference below this is real or not, but does not matter to anybody.
 TOLERANCE = 0.005
 # Intervals next to measured values have this error.
 INTERVAL_ERROR = 0.01
-# Standard errors that a fault must measure to be noticed with probability .8: one of some thirty
-# checks that share half of the default gate error rejects from 4.3 on.
+# Standard errors that a fault must measure to be detected with probability .8: one of some thirty
+# checks that share half of the default gate error rejects from 4.3 on; of correlated noise there
+# are fewer checks.
 NOTICED = 5.2
-KNOWN_BACKGROUND = "a known background, to tell noise from other records"
-"""What checks of the noise need."""
+_NOTICED_OF_NODES = 4.06 + 0.84
 # Fewer values than these may all be that small by chance; only exact zeros tell then.
 _FEWEST_TO_HEAR = 5
 _FEWEST_FOR_SHAPE = 8
+_FEWEST_NODES = 10
 # Columns of single values that are compared with each other, at most.
 _COLUMNS = 2048
 # Steps that are composed to say what they leak.
@@ -56,6 +68,22 @@ def around(value: float, error: float) -> tuple[float, float]:
     """The interval of a Gaussian estimate with this standard error."""
     half = float(ndtri(1.0 - 0.5 * INTERVAL_ERROR)) * error
     return value - half, value + half
+
+
+def has_opposites(data: CanaryScores | Transcript | LinearTranscript) -> bool:
+    """Whether a canary's record can be exchanged for one with the opposite gradient.
+
+    A gradient-space canary adds a vector that the audit chose. Clipping depends on a gradient's
+    norm alone and the noise on none, so the opposite vector adds the opposite. The opposite of an
+    input-space canary's gradient belongs to no known record, and scores do not say what they are
+    of.
+    """
+    if isinstance(data, CanaryScores):
+        return False
+    rounds = data.facts.rounds
+    if isinstance(data, LinearTranscript):
+        return True
+    return data.facts.contribution is None and (rounds is None or rounds.signed)
 
 
 def _above_claim(claim: PrivacyClaim, implied: float) -> tuple[bool, str]:
@@ -74,12 +102,42 @@ def _may_be_gaussian(rows: NDArray[np.float64]) -> bool:
     return min(skewness_p, kurtosis_p) >= SUSPICIOUS
 
 
+def known(run: NoisyRun) -> str:
+    """Checks of the noise need to tell it from the gradients of other records."""
+    return "" if run.known else "a known background, to tell noise from other records"
+
+
+def orthogonal(run: NoisyRun) -> str:
+    """Checks of independent coordinates need canaries that share no direction."""
+    if run.exact:
+        return ""
+    return "a known background and canaries that are orthogonal by construction"
+
+
+def noise(run: NoisyRun) -> str:
+    """Checks of how noise is distributed need some."""
+    return "" if run.noise.square else "noise"
+
+
+def unit_sums(context: Context) -> str:
+    """Checks of single canaries need their sums in units in which steps are alike."""
+    return "" if context.by_canary is not None else "per-canary sums in units of the declared noise"
+
+
+single_values = (known, orthogonal, noise)
+"""What it takes to read single values as noise."""
+
+
 @dataclass(frozen=True)
 class Context:
-    """A transcript, and what it is compared with."""
+    """The transcript of a run whose steps have independent noise, and what it is compared with."""
 
     transcript: Transcript
     claim: PrivacyClaim | None
+
+    unit = "step"
+    noticed = NOTICED
+    undermines = Assumption.SUBSAMPLED_GAUSSIAN_STEPS
 
     @property
     def facts(self) -> RunFacts:
@@ -88,13 +146,18 @@ class Context:
 
     @property
     def known(self) -> bool:
-        """Whether observations without a planting are noise and nothing else."""
+        """Whether observations without an included canary are noise and nothing else."""
         return self.facts.background == "known"
 
     @property
     def exact(self) -> bool:
-        """Whether they are also noise of directions that share nothing with those planted."""
+        """Whether they are also noise of directions that share nothing with included ones."""
         return self.known and self.transcript.gram.size == 0
+
+    @property
+    def dependent(self) -> str:
+        """What is missing to take the noises of steps for independent."""
+        return "" if self.known else "a known background: steps share the gradients of records"
 
     @property
     def sampled_by_recorder(self) -> bool:
@@ -103,7 +166,7 @@ class Context:
 
     @functools.cached_property
     def others(self) -> NDArray[np.float64]:
-        """Observations without a planting, by step."""
+        """Observations without an included canary, by step."""
         planted = self.transcript.steps.planted.sum(axis=1)
         return np.asarray(self.transcript.member.size - planted, dtype=np.float64)
 
@@ -127,7 +190,7 @@ class Context:
     def by_canary(
         self,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]] | None:
-        """Count, sum and sum of squares of each canary's observations without a planting.
+        """Count, sum and sum of squares of each canary's observations where it is not included.
 
         In units in which steps are alike; None where they were not recorded in those.
         """
@@ -142,7 +205,7 @@ class Context:
     def audible(
         self, squares: NDArray[np.float64], counts: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Sums of so many squares, zero where they are rounding errors and no noise.
+        """Sums of this many squares, zero where they are rounding errors and no noise.
 
         They are in units in which steps are declared to be alike.
         """
@@ -178,6 +241,25 @@ class Context:
         return np.full(steps, float(claimed))
 
     @property
+    def claimed_scale(self) -> float | None:
+        """The claimed noise multiplier, where all steps have one."""
+        claimed = self.claimed_noise
+        same = claimed is not None and (claimed == claimed[0]).all()
+        return float(claimed[0]) if same and claimed is not None else None
+
+    @property
+    def relative(self) -> Spread | None:
+        """The noise in units of what is claimed, which may change from step to step."""
+        claimed = self.claimed_noise
+        if claimed is None or not claimed.all():
+            return None
+        return Spread(self.noise.freedom, float((self.squares / claimed**2).sum()))
+
+    def breach_of_noise(self, most: float) -> tuple[bool, str]:
+        """Whether the noise of all steps violates the claim; it is measured over the whole run."""
+        return self.breach()
+
+    @property
     def claimed_rate(self) -> float | None:
         """The sampling rate that was accounted for."""
         scheme, facts = self.claimed_scheme, self.facts
@@ -207,7 +289,7 @@ class Context:
         rate: float | None = None,
         steps: int | None = None,
     ) -> tuple[bool, str]:
-        """Whether steps with the noise that was measured, composed, break the claim.
+        """Whether steps with the noise that was measured, composed, violate the claim.
 
         Args:
             signal: What a record adds to the sum of a step at least, in clip norms.
@@ -218,8 +300,7 @@ class Context:
 
         Returns:
             Whether the claim is exceeded by more than the tolerance, and a sentence about it. Where
-            there is no claim, or no rate to compose with, a part that is not as claimed is breach
-            enough.
+            there is no claim, or no rate to compose with, any part not as claimed violates it.
         """
         rate = rate or self.claimed_rate
         taken = self.transcript.number_of_steps
@@ -230,7 +311,7 @@ class Context:
             return True, ""
         # What the steps have relative to each other is as declared; beyond them, as on average.
         level = self.noise_level if noise is None else noise
-        # So many steps at most, whatever a file says: what fewer of them leak is a lower bound.
+        # Whatever a file says: what fewer steps leak is a lower bound.
         by_step = np.resize(self.schedule, min(steps, _MOST_STEPS))
         return self.exceeds(signal / (level * by_step), rate)
 
@@ -246,7 +327,7 @@ class Context:
         return min(level, float((self.claimed_noise / self.schedule).max()))
 
     def exceeds(self, signal_to_noise: NDArray[np.float64], rate: float) -> tuple[bool, str]:
-        """Whether steps with these ratios, composed, break the claim, and a sentence about it."""
+        """Whether steps with these ratios, composed, violate the claim, and a sentence about it."""
         assert self.claim is not None
         drawn_by = self.facts.scheme
         if self.claim.adjacency == "replace" and has_opposites(self.transcript):
@@ -266,7 +347,7 @@ class Context:
         return _above_claim(self.claim, implied)
 
     def epsilon_by_sensitivity(self, sensitivity: float) -> tuple[float, float] | None:
-        """The epsilon of the claimed steps, for records of one clip norm and of so many.
+        """The epsilon of the claimed steps, for records of one clip norm and of this sensitivity.
 
         None where noise, rate or claim are not known, or batches are not drawn by Poisson sampling.
         """
@@ -289,14 +370,28 @@ class Context:
         name = names[index] if index < len(names) else str(index)
         return name if name.startswith("tensor ") else f"tensor {name}"
 
+    def place(self, row: int) -> str:
+        """A step by its number."""
+        return f"{row + 1}"
+
+    def coordinates(self, first: int, second: int) -> str:
+        """The tensors of two columns of the rows."""
+        tensors = sorted({*self.quiet[1][[first, second]].tolist()})
+        names = [self.tensor_name(index) for index in tensors]
+        return f", both in {names[0]}," if len(names) == 1 else f", in {' and '.join(names)},"
+
+    @property
+    def rows(self) -> NDArray[np.float64]:
+        """The values of `quiet`."""
+        return self.quiet[0]
+
     @functools.cached_property
     def quiet(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Single values that never include a planting, one row a step, and each column's tensor.
+        """Single values without an included canary, one row a step, and each column's tensor.
 
-        They are in units in which steps are declared to be alike.
-
-        These are kept absent canaries and watched coordinates. Where there are very many of the
-        latter, the first few of every tensor are taken: those of equal tensors still match.
+        They are those of kept held-out canaries and of watched coordinates, in units in which steps
+        are declared to be alike. Where there are very many watched coordinates, the first few of
+        every tensor are taken: those of equal tensors still match.
         """
         transcript = self.transcript
         absent = ~transcript.member[transcript.kept]
@@ -318,8 +413,8 @@ class Context:
         return values, np.concatenate(tensors)
 
     @functools.cached_property
-    def quiet_by_tensor(self) -> NDArray[np.float64] | None:
-        """The same values, each tensor's by its own scale; None where one has no noise."""
+    def scaled_rows(self) -> NDArray[np.float64] | None:
+        """The same values, each tensor's in units of its own scale; None where one has no noise."""
         values, tensor = self.quiet
         count = np.maximum(np.bincount(tensor), 1)
         scale = np.sqrt(np.bincount(tensor, (values**2).mean(axis=0)) / count)[tensor]
@@ -364,10 +459,77 @@ class CorrelatedRun:
     transcript: LinearTranscript
     claim: PrivacyClaim | None
 
+    unit = "node"
+    noticed = _NOTICED_OF_NODES
+    undermines = Assumption.GAUSSIAN_SCORES
+    exact = False
+
+    @property
+    def facts(self) -> RunFacts:
+        """What is known about the run."""
+        return self.transcript.facts
+
     @property
     def known(self) -> bool:
-        """Whether what absent canaries show is noise and nothing else."""
-        return self.transcript.facts.background == "known"
+        """Whether what held-out canaries show is noise and nothing else."""
+        return self.facts.background == "known"
+
+    @property
+    def unclaimed(self) -> str:
+        """What is missing to compare the noise with a claim."""
+        return "" if self.claimed else "a claimed noise_multiplier to compare with"
+
+    @property
+    def apart(self) -> str:
+        """What is missing to see the noise of a node by itself."""
+        if self.transcript.plan.independent:
+            return ""
+        return "nodes, or prefixes of trees that are not filled up"
+
+    @property
+    def dependent(self) -> str:
+        """What is missing to take the noises of nodes for independent."""
+        return known(self) or self.apart
+
+    @property
+    def rows(self) -> NDArray[np.float64]:
+        """Noise of kept held-out canaries, one row a node."""
+        return self.transcript.kept_values
+
+    @property
+    def scaled_rows(self) -> NDArray[np.float64] | None:
+        """The rows that vary; None where they are too few."""
+        rows = self.rows[np.ptp(self.rows, axis=1) > 0.0]
+        return rows if len(rows) >= _FEWEST_NODES else None
+
+    @property
+    def relative(self) -> Spread | None:
+        """The noise in units of the claimed noise of one node."""
+        if not self.claimed:
+            return None
+        return Spread(self.noise.freedom, self.noise.square / self.claimed**2)
+
+    @property
+    def claimed_scale(self) -> float | None:
+        """The claimed noise of one node."""
+        return self.claimed
+
+    def breach_of_noise(self, most: float) -> tuple[bool, str]:
+        """Whether a record in nodes with at most this noise violates the claim."""
+        if self.claim is None:
+            return True, ""
+        return self.breach(self.transcript.largest_information / most)
+
+    def place(self, row: int) -> str:
+        """A node or a row of the strategy by its indices."""
+        pieces = self.transcript.pieces
+        if isinstance(self.transcript.plan, StrategyPlan):
+            return f"row {pieces.index[row]} of the strategy"
+        return f"tree {pieces.tree[row]}, level {pieces.level[row]}, index {pieces.index[row]}"
+
+    def coordinates(self, first: int, second: int) -> str:
+        """Nothing: nodes do not record the tensors of coordinates."""
+        return ""
 
     @property
     def claimed(self) -> float | None:
@@ -392,7 +554,7 @@ class CorrelatedRun:
         return max(most, self.claimed or 0.0)
 
     def breach(self, shift: float) -> tuple[bool, str]:
-        """Whether a record that moves its score so far breaks the claim, and a sentence on it."""
+        """Whether a record that moves its score this far violates the claim, in a sentence."""
         if self.claim is None:
             return False, ""
         if self.claim.adjacency == "replace":
@@ -413,12 +575,16 @@ class CorrelatedRun:
         return self.breach(math.hypot(rest, signal / scale))
 
 
+NoisyRun = Context | CorrelatedRun
+"""A run, by the noise of its steps or of its nodes or rows: what both have, checks share."""
+
+
 def noise_transcript(transcript: Transcript) -> Transcript:
     """The transcript that checks of the noise read: of watched coordinates, where these are needed.
 
     Along the gradients of examples, and wherever the background is unknown, other records hide the
     noise. Watched coordinates may be free of them all the same: what a step released there, less
-    the sum that the noise was added to. They are read like absent canaries.
+    the sum that the noise was added to. They are read like held-out canaries.
     """
     facts, values = transcript.facts, transcript.watch_values
     if facts.background == "known" or facts.watch_background != "known" or values.shape[1] < 2:

@@ -1,4 +1,4 @@
-"""Checks of federated rounds: the weight of a client, odd updates, and a clip norm that moves."""
+"""Checks of federated rounds: the weight of a client, its update, and an adaptive clip norm."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from askgauss.checks.context import NOTICED, TOLERANCE, Context, around
-from askgauss.checks.findings import fact, judged, not_run
-from askgauss.checks.registry import CLIPPING, NOISE_SCALE, SENSITIVITY, WEIGHTING, check
+from askgauss.checks.registry import (
+    CLIPPING,
+    NOISE_SCALE,
+    SENSITIVITY,
+    WEIGHTING,
+    check,
+    fact,
+    judged,
+    not_run,
+)
 from askgauss.checks.signal import planting
 from askgauss.recording.facts import ProbeFacts, ProbeReading, RoundFacts
 from askgauss.results import Consequence, Finding, Status
@@ -22,11 +30,11 @@ __all__ = ["ROUND_CHECKS", "FederatedRounds"]
 _COPY = "an aggregator that can be copied: an object with __call__, or a method of one"
 # Noise of four times as many clients that is this much larger was added by the clients.
 _PER_CLIENT = 1.4
-# A clip norm that moves less than this says nothing of which one the noise is scaled by.
+# A clip norm that changes less than this does not show which one the noise is scaled by.
 _MOVED = 1e-6
 # Standard errors that an exponent may be off the one of either norm.
 _EXPLAINED = 4.0
-# Of a probe that met no noise at all, the least error to compare it with.
+# The least error of a probe without any noise.
 _EXACT = 1e-9
 # An update that is clipped in half precision may be off by this.
 _HALF_PRECISION = 0.01
@@ -55,17 +63,14 @@ def client_weight(rounds: FederatedRounds) -> Finding:
     """Whether a client weighs more than the noise assumes."""
     facts, context, probes = rounds.facts, rounds.context, rounds.probes
     remedy = (
-        "The noise is scaled for clients of equal weight, and a client chooses its own: take the "
-        "plain mean, or cap the weights and scale the noise by the largest one."
+        "Use the plain mean, or cap the weights and scale the noise by the largest one: the noise "
+        "is scaled for clients of equal weight, and a client reports its own."
     )
-    run = (
-        f" In this run the heaviest client reported {facts.heaviest:.3g} times the mean of its "
-        "round."
-    )
+    run = f"In this run the largest weight was {facts.heaviest:.3g} times the mean of its round."
     if probes.heavy_refused:
         return fact(
             False,
-            f"a client that reports a million times what others do is refused "
+            f"a client that reports a million times the weight of others is refused "
             f"({probes.heavy_refused}).",
             consequence=Consequence.BREACH,
         )
@@ -73,11 +78,11 @@ def client_weight(rounds: FederatedRounds) -> Finding:
         return _probe(
             rounds,
             probes.heavy,
-            f"of {probes.clients:,} clients, one that reports a million times what others do adds "
-            f"{_in_words(probes.heavy)} to the sum",
-            if_wrong=run.strip(),
+            f"of {probes.clients:,} clients, one that reports a million times the weight of others "
+            f"adds {_in_words(probes.heavy)} to the sum",
+            if_wrong=run,
             remedy=remedy,
-            sees="a client that weighs {} times its share",
+            sees="a client with {} times its share of the weight",
         )
     estimate = None
     if context is not None and context.transcript.finite:
@@ -85,13 +90,13 @@ def client_weight(rounds: FederatedRounds) -> Finding:
     if context is None or estimate is None or abs(facts.reported - 1.0) < TOLERANCE:
         return not_run(f"clients that report different weights; or {_COPY}")
     mean, error, _ = estimate
-    broken, implied = context.breach(signal=mean - 4.0 * error)
     return judged(
         float(ndtr(-(mean - 1.0) / error)),
-        f"a canary client adds {mean:.4g} clip norms, where weights as reported would give "
-        f"{facts.reported:.4g} and equal ones 1.",
-        if_wrong=f"{implied}{run}".strip(),
-        consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
+        f"a canary client adds {mean:.4g} clip norms; with reported weights it would be "
+        f"{facts.reported:.4g}, with equal ones 1.",
+        if_wrong=run,
+        consequence=Consequence.LOOSENS,
+        breach=context.breach(signal=mean - 4.0 * error),
         measured=mean,
         interval=around(mean, error),
         claimed=1.0,
@@ -101,7 +106,7 @@ def client_weight(rounds: FederatedRounds) -> Finding:
 
 
 def _in_words(reading: ProbeReading) -> str:
-    return f"{reading.added:.4g} clip norms, give or take {2 * reading.error:.2g},"
+    return f"{reading.added:.4g} clip norms (± {2 * reading.error:.2g})"
 
 
 def _probe(
@@ -117,8 +122,8 @@ def _probe(
 ) -> Finding:
     """Whether a client of a probe adds more than the noise of the same release covers.
 
-    A sum that is scaled up together with its noise is as private as it was: what an aggregator
-    divides by, such as the clients that answered, may differ from what was declared.
+    A sum that is scaled up together with its noise is as private as before: what an aggregator
+    divides by, such as the number of clients that answered, may differ from what was declared.
     """
     claimed = None if rounds.context is None else rounds.context.claimed_noise
     assumed = 0.0 if claimed is None or not claimed.size else float(claimed[0])
@@ -126,14 +131,12 @@ def _probe(
     error = max(reading.error, _EXACT)
     if allowed > 1.0:
         error = math.hypot(error, allowed / math.sqrt(2.0 * max(reading.values, 1)))
-    # It stands on a grid as wide as its error: what it may be at least is compared with the limit.
+    # It is rounded to a grid as wide as its error: its least value is compared with the limit.
     off = (reading.added - allowed) / error - 0.5
     covered = f"The noise covers {allowed:.3g}."
     return judged(
         min(1.0, clients * float(ndtr(-off))),
-        f"{said} where {allowed:.3g} is covered by the noise."
-        if allowed > 1.0 + TOLERANCE
-        else f"{said[:-1] if said.endswith(',') else said}.",
+        f"{said}; the noise covers {allowed:.3g}." if allowed > 1.0 + TOLERANCE else f"{said}.",
         if_wrong=f"{covered} {if_wrong}".strip(),
         consequence=Consequence.BREACH,
         measured=reading.added,
@@ -147,7 +150,7 @@ def _probe(
 
 @check("update norms", part=CLIPPING, explains=f"{SENSITIVITY}, honest updates, nan update")
 def update_norms(rounds: FederatedRounds) -> Finding:
-    """Whether updates are clipped, near the clip norm and far above it, however they are made."""
+    """Whether updates are clipped, near the clip norm and far above it."""
     probes = rounds.probes
     remedy = (
         "Clip every update by its norm over all arrays together, in float32 or more: "
@@ -157,7 +160,7 @@ def update_norms(rounds: FederatedRounds) -> Finding:
         return fact(
             True,
             f"an update of {probes.overflowed} makes the release infinite or nan: one client "
-            "decides it alone.",
+            "determines it.",
             consequence=Consequence.BREACH,
             remedy=remedy,
         )
@@ -167,7 +170,7 @@ def update_norms(rounds: FederatedRounds) -> Finding:
         rounds,
         probes.clipped,
         f"of {probes.clipped_tried:,} kinds of updates above the clip norm, one of "
-        f"{probes.clipped_size:,.4g} clip norms {probes.clipped_way} adds most: "
+        f"{probes.clipped_size:,.4g} clip norms {probes.clipped_way} adds most, "
         f"{_in_words(probes.clipped)}",
         remedy=remedy,
         sees="an update that adds {} clip norms",
@@ -190,8 +193,8 @@ def single_clients(rounds: FederatedRounds) -> Finding:
         probes.counted,
         f"of {probes.clients:,} clients that send the same norm, the one that counts most adds "
         f"{_in_words(probes.counted)}",
-        remedy="Add every client's update once: look for an update that is also the start of the "
-        "sum, is sent again, or is taken twice from a queue.",
+        remedy="Look for an update that is also the start of the sum, is sent again, or is taken "
+        "twice from a queue: every client's update must be added once.",
         sees="a client that counts {} times",
         clients=max(probes.clients, 1),
     )
@@ -210,24 +213,22 @@ def honest_updates(rounds: FederatedRounds) -> Finding | None:
         return None
     if honest is None or not honest.error > 0.0:
         return not_run(
-            "rounds with fresh noise, and honest updates that are taken off (background=True)"
+            "rounds with fresh noise, and honest updates that are subtracted (background=True)"
         )
     added, error = honest.added, honest.error
-    broken, implied = False, ""
-    if added - 3.0 * error > 1.0:
-        broken, implied = context.breach(signal=added - 3.0 * error)
+    least = added - 3.0 * error
     return judged(
-        # The largest of so many groups, on a grid as wide as its error.
+        # The largest of many groups, on a grid as wide as its error.
         min(1.0, honest.groups * float(ndtr(0.5 - (added - 1.0) / error))),
         f"of {honest.groups:,} groups of honest clients, {honest.group} add most along their own "
-        f"updates: {added:.3g} clip norms a client, give or take {2.0 * error:.2g}.",
-        if_wrong=implied.strip(),
-        consequence=Consequence.BREACH if broken else Consequence.INFORMS,
+        f"updates: {added:.3g} clip norms per client (± {2.0 * error:.2g}).",
+        consequence=Consequence.INFORMS,
+        breach=context.breach(signal=least) if least > 1.0 else (False, ""),
         measured=added,
         interval=around(added, error),
         claimed=1.0,
-        remedy="Is every update clipped over all arrays together, and added once? For an "
-        "aggregator that combines clipped updates in another way, give background=False.",
+        remedy="Check that every update is clipped over all arrays together, and added once. For "
+        "an aggregator that combines clipped updates in another way, set background=False.",
         tolerable=added - 1.0 < TOLERANCE,
         sees=f"honest clients that add {1.0 + max(NOTICED * error, TOLERANCE):.3g} clip norms",
     )
@@ -235,28 +236,25 @@ def honest_updates(rounds: FederatedRounds) -> Finding | None:
 
 @check("nan update", part=CLIPPING)
 def nan_update(rounds: FederatedRounds) -> Finding:
-    """Whether a nan in one update shows in the release; refusing it is right."""
+    """Whether a nan in one update appears in the release; refusing it is right."""
     probes = rounds.probes
     return _odd_update("an update with one nan", probes.with_nan, probes, raises=False)
 
 
 @check("zero update", part=CLIPPING)
 def zero_update(rounds: FederatedRounds) -> Finding:
-    """Whether a client that learnt nothing shows in the release, or ends the round."""
+    """Whether an update of zeros appears in the release, or ends the round."""
     return _odd_update("an update of zeros", rounds.probes.zero, rounds.probes, raises=True)
 
 
 def _odd_update(what: str, outcome: str, probes: ProbeFacts, *, raises: bool) -> Finding:
-    """Whether one odd update shows in the release, or stops the round."""
+    """Whether one degenerate update appears in the release, or stops the round."""
     if not outcome:
         return not_run(probes.unchecked or _COPY)
     if outcome == "finite":
         said = f"{what} left the release finite."
     elif outcome == "nan":
-        said = (
-            f"{what} makes the whole release nan: one client decides it alone, past clipping "
-            "and noise."
-        )
+        said = f"{what} makes the whole release nan: one client determines it despite the noise."
     else:
         said = f"{what} raises {outcome}."
     passes = outcome == "nan"
@@ -276,15 +274,15 @@ def noise_at_the_server(rounds: FederatedRounds) -> Finding:
     if probes.spread is None:
         return not_run(probes.unchecked or f"noise, and {_COPY}")
     grows = probes.spread - 4.0 * probes.spread_error > _PER_CLIENT
-    said = f"four times as many clients have {probes.spread:.3g} times the noise on their sum"
+    said = f"with four times as many clients the sum has {probes.spread:.3g} times the noise"
     return fact(
         grows,
-        f"{said}: every client adds its own." if grows else f"{said}: it is added once.",
+        f"{said}: every client adds noise." if grows else f"{said}: it is added once.",
         consequence=Consequence.INFORMS,
         measured=probes.spread,
         claimed=1.0,
-        remedy="Noise per client is enough only while as many clients stay as it was split over: "
-        "claim it for the fewest that may answer a round.",
+        remedy="Claim the noise for the fewest clients that may answer a round: noise that clients "
+        "add is enough only while as many stay as it was split over.",
     )
 
 
@@ -292,7 +290,7 @@ def noise_at_the_server(rounds: FederatedRounds) -> Finding:
 def clip_norm_direction(rounds: FederatedRounds) -> Finding | None:
     """Whether the clip norm grows where updates are above it.
 
-    Either norm alone may tell the noise that a real round has on its count; their ratio has none.
+    Either norm alone may reveal the noise on a round's count; their ratio does not.
     """
     if not rounds.facts.adaptive:
         return None
@@ -302,12 +300,12 @@ def clip_norm_direction(rounds: FederatedRounds) -> Finding | None:
         return not_run(probes.unchecked or _COPY)
     return fact(
         above < below,
-        f"with every update above the clip norm the next one is {digits(above / below):g} times "
-        "what it is with every one below it.",
+        f"with all updates above the clip norm, the next clip norm is {digits(above / below):g} "
+        "times that with all updates below it.",
         consequence=Consequence.INFORMS,
         measured=digits(above / below),
-        remedy="The norm bit is turned round: the norm runs away from the quantile it should "
-        "find. Count the updates that are not above the norm.",
+        remedy="Count the updates that are not above the norm: the bit is inverted, and the norm "
+        "moves away from its target quantile.",
     )
 
 
@@ -319,19 +317,19 @@ def noise_norm(rounds: FederatedRounds) -> Finding | None:
         return None
     ratios = np.log(np.asarray(facts.next_norms))
     if not context.known or ratios.size != context.transcript.number_of_steps:
-        return not_run("the noise by itself, and the clip norm after every round")
+        return not_run("a known background, and the clip norm after every round")
     squares, counts = context.squares / context.schedule**2, context.others
     if not (squares > 0.0).all():
         return not_run("noise in every round")
     fit = _exponent(ratios, 0.5 * np.log(squares / counts), 2.0 * counts, context.claimed_noise)
     if fit is None:
-        return not_run("a clip norm that moves")
+        return not_run("a clip norm that changes")
     slope, error = fit
     typical = float(np.exp(ratios.mean()))
     return judged(
         2.0 * float(ndtr(-abs(slope) / error)),
-        f"noise follows the next clip norm with exponent {slope:.3f}, give or take "
-        f"{2.0 * error:.2g}: 0 is the norm that updates are clipped to, 1 the updated one.",
+        f"the noise scales with the next clip norm to the power {slope:.3f} (± {2.0 * error:.2g}): "
+        "0 if it uses the norm that updates are clipped to, 1 if it uses the updated one.",
         if_wrong=f"The updated norm is {typical:.3f} times the one before it, on average.",
         consequence=Consequence.BREACH if typical < 1.0 - TOLERANCE else Consequence.INFORMS,
         measured=slope,
@@ -350,8 +348,8 @@ def _exponent(
 ) -> tuple[float, float] | None:
     """The exponent with which the noise follows the next norm, and its standard error.
 
-    Against the claimed noise where that explains all of it, with either norm; else from round to
-    round, whatever the noise is.
+    Relative to the claimed noise where that explains all of it, with either norm; else from round
+    to round, whatever the noise is.
     """
     if claimed is not None and (claimed > 0.0).all() and float(ratios @ ratios) > _MOVED:
         spread = float(weights @ ratios**2)
@@ -375,7 +373,7 @@ def rounds_without_a_release(rounds: FederatedRounds) -> Finding | None:
     return Finding(
         check="",
         status=Status.INFO,
-        summary=f"{unreleased:,} rounds released nothing, and are not audited.",
+        summary=f"{unreleased:,} rounds released nothing and are not audited.",
     )
 
 

@@ -5,19 +5,24 @@ A check is one function with a declaration above it::
     @check("noise by tensor", part=NOISE_SCALE, explains="noise scale, noise shape")
     def noise_by_tensor(context: Context) -> Finding: ...
 
-What an audit tested (`scope`), which failure explains which (`causes`) and what a published p-value
-may reveal (`publish`) all follow from the declarations. Modules list their checks in the order in
-which they run: how many checks there are decides the share of the gate error that each of them has.
+What an audit tested (`scope`), which failure explains which (`gate`), what a published p-value may
+reveal (`publish`), the severity that reports state and docs/checks.md follow from the declarations.
+Modules list their checks in the order in which they run: the number of checks decides each one's
+share of the gate's false-alarm rate.
+
+A check ends as a finding: `judged` by its p-value once the gate has decided, a `fact` that holds or
+does not, or `not_run` for lack of data. Findings get their names from the registry.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
 
-from askgauss.results import Finding
+from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.stats.rounding import round_p_value
 
 __all__ = [
@@ -33,16 +38,24 @@ __all__ = [
     "SAMPLER",
     "SENSITIVITY",
     "STEPS",
+    "SUSPICIOUS",
     "TRAINED_PARAMETERS",
     "TRAINED_ROWS",
     "WEIGHTING",
     "WEIGHTS",
     "Check",
+    "Severity",
     "TrainingPart",
+    "Undecided",
     "check",
+    "fact",
+    "failed_status",
+    "judged",
     "made",
+    "not_run",
     "published_p_value",
     "registered",
+    "severity",
 ]
 
 Data = TypeVar("Data")
@@ -153,13 +166,27 @@ PARTS = (
 """Every part of the training, in the order in which results list them."""
 
 
+class Severity(Enum):
+    """What a failure does to the guarantee, in the classes of JAX Privacy's list of pitfalls.
+
+    They say how much of the formal guarantee is lost, not how likely harm is.
+    """
+
+    CRITICAL = "critical"
+    """An ordinary mistake, without any sign of it: the stated epsilon does not hold."""
+    THEORETICAL = "theoretical"
+    """The guarantee fails only against an active adversary in conditions largely theoretical."""
+    NEGLIGIBLE = "negligible"
+    """The guarantee holds, up to a negligible amount."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check(Generic[Reads]):
     """A check: its declaration and the function that makes its finding.
 
     Attributes:
         name: What findings call it.
-        part: The part of the training that it tests; a failure breaks the part.
+        part: The part of the training that it tests; None where it tests what the audit assumes.
         decides: Whether the part counts as tested once this check ran, with enough power.
         exact: Whether it reads the run's own records, and so tests its part whether or not canaries
             went through it.
@@ -167,6 +194,8 @@ class Check(Generic[Reads]):
             to itself.
         reveals_individual: Whether its p-value may be that of one canary, one step or one pair, so
             that it is published as a power of ten.
+        severity: What its failure does to the guarantee, where the failure is about the guarantee.
+        needs: What it needs of the data: each says what is missing, or nothing.
         after_resume: Whether it fails where a model is resumed from another step than its audit:
             steps are then recorded twice or not at all.
         test: Makes the finding, without the name; None where the check does not concern the run.
@@ -178,18 +207,24 @@ class Check(Generic[Reads]):
     exact: bool = False
     explains: tuple[str, ...] = ()
     reveals_individual: bool = False
+    severity: Severity = Severity.CRITICAL
+    needs: tuple[Callable[[Any], str], ...] = ()
     after_resume: bool = False
     test: Callable[[Reads], Finding | None]
 
     def __call__(self, data: Reads) -> Finding | None:
         """The finding of the check under its name; None where it does not concern the run."""
-        found = self.test(data)
+        missing = next(filter(None, (need(data) for need in self.needs)), "")
+        found = not_run(missing) if missing else self.test(data)
         return None if found is None else replace(found, check=self.name)
 
     def variant(self, test: Callable[[Data], Finding | None]) -> Check[Data]:
         """The same check of other data, by another function."""
-        return replace(self, test=test)  # type: ignore[arg-type, return-value]
+        return replace(self, test=test, needs=())  # type: ignore[arg-type, return-value]
 
+
+# A p-value below this that the gate does not reject is worth a look, and no more than that.
+SUSPICIOUS = 1e-3
 
 SENSITIVITY = (
     "contribution, single plantings, planted noise, even contribution, equal variance, "
@@ -213,6 +248,8 @@ def check(
     exact: bool = False,
     explains: str = "",
     reveals_individual: bool = False,
+    severity: Severity = Severity.CRITICAL,
+    needs: tuple[Callable[[Any], str], ...] = (),
     after_resume: bool = False,
 ) -> Callable[[Callable[[Data], Finding | None]], Check[Data]]:
     """Declare and register the check that a function makes.
@@ -229,6 +266,8 @@ def check(
             exact=exact,
             explains=tuple(item for item in explains.split(", ") if item not in ("", name)),
             reveals_individual=reveals_individual,
+            severity=severity,
+            needs=needs,
             after_resume=after_resume,
             test=test,
         )
@@ -259,14 +298,126 @@ def published_p_value(finding: Finding) -> float | None:
     return round_p_value(finding.p_value, of_one=of_one)
 
 
-def _none(_: object) -> None:
-    return None
+def severity(finding: Finding) -> Severity | None:
+    """What a failure of this finding means for the guarantee; None where it is about the audit."""
+    declared = _REGISTERED.get(finding.check)
+    if finding.consequence not in (Consequence.BREACH, Consequence.INVALIDATES):
+        return Severity.NEGLIGIBLE
+    if finding.consequence is Consequence.INVALIDATES and (declared is None or not declared.part):
+        return None
+    return Severity.CRITICAL if declared is None else declared.severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undecided(Finding):
+    """A check before the gate has decided.
+
+    Attributes:
+        if_wrong: What to add to the summary where it does not pass.
+    """
+
+    if_wrong: str = ""
+
+
+def judged(
+    p_value: float,
+    summary: str,
+    *,
+    if_wrong: str = "",
+    consequence: Consequence,
+    breach: tuple[bool, str] = (False, ""),
+    measured: float | None = None,
+    interval: tuple[float, float] | None = None,
+    claimed: float | None = None,
+    remedy: str = "",
+    tolerable: bool = False,
+    undermines: Assumption = Assumption.GAUSSIAN_SCORES,
+    sees: str = "",
+    visible: float | None = None,
+) -> Finding:
+    """A check with a p-value; the gate decides later whether it failed.
+
+    Args:
+        p_value: Probability of something at least as far off in a correct implementation.
+        summary: What was measured, in words that hold however the check ends.
+        if_wrong: What to add where it does not pass, such as what follows from it.
+        consequence: What a failure means where it is no breach.
+        breach: Whether a failure violates the claim, and a sentence about it.
+        measured: The measured value.
+        interval: Its confidence interval.
+        claimed: What it is compared with.
+        remedy: What to do about a failure.
+        tolerable: The difference is real or not, but too small to matter: it cannot fail.
+        undermines: The least a bound must assume for a failure to make it too high.
+        sees: The smallest fault it detects with probability .8, in words.
+        visible: The size of that fault, as a share of what is claimed.
+    """
+    if tolerable and p_value < SUSPICIOUS:
+        summary = f"{summary[:-1]}; the difference is too small to matter."
+    violates, implied = breach
+    return Undecided(
+        if_wrong=f"{if_wrong} {implied.strip()}".strip(),
+        check="",
+        status=Status.PASS,
+        summary=summary,
+        consequence=Consequence.BREACH if violates else consequence,
+        undermines=undermines,
+        measured=measured,
+        interval=interval,
+        claimed=claimed,
+        p_value=1.0 if tolerable else min(max(float(p_value), 0.0), 1.0),
+        remedy=remedy,
+        sees=sees,
+        visible=visible,
+    )
+
+
+def fact(
+    failed: bool,
+    summary: str,
+    *,
+    consequence: Consequence,
+    measured: float | None = None,
+    claimed: float | None = None,
+    remedy: str = "",
+    undermines: Assumption = Assumption.DISTRIBUTION_FREE,
+    sees: str = "",
+    visible: float | None = None,
+) -> Finding:
+    """A deterministic check: it holds or it does not."""
+    return Finding(
+        check="",
+        status=failed_status(consequence) if failed else Status.PASS,
+        summary=summary,
+        consequence=consequence,
+        undermines=undermines,
+        measured=measured,
+        claimed=claimed,
+        remedy=remedy if failed else "",
+        sees=sees,
+        visible=visible,
+    )
+
+
+def not_run(needs: str) -> Finding:
+    """A check that could not be made; listed, so that it never passes silently."""
+    return Finding(check="", status=Status.NOT_RUN, summary=f"not run: needs {needs}.")
+
+
+def failed_status(consequence: Consequence) -> Status:
+    """How a check with this consequence ends where it fails."""
+    serious = consequence in (Consequence.BREACH, Consequence.INVALIDATES)
+    return Status.FAIL if serious else Status.WARN
+
+
+def _made_elsewhere(_: object) -> None:
+    """Made by the auditor or by a replay."""
 
 
 # Findings that auditors and replays make, which test a part of the training as well.
 for _elsewhere in (
-    Check(name="noise", part=NOISE_SCALE, test=_none),
-    Check(name="sampling", part=SAMPLER, test=_none),
-    Check(name="replay", part=PER_SAMPLE_GRADIENT, exact=True, test=_none),
+    Check(name="noise", part=NOISE_SCALE, test=_made_elsewhere),
+    Check(name="sampling", part=SAMPLER, test=_made_elsewhere),
+    Check(name="replay", part=PER_SAMPLE_GRADIENT, exact=True, test=_made_elsewhere),
 ):
     _REGISTERED[_elsewhere.name] = _elsewhere

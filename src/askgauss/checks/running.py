@@ -12,7 +12,6 @@ from askgauss.checks import (
     federated_rounds,
     noise,
     noise_reuse,
-    noise_values,
     signal,
     step_invariants,
     trained_rows,
@@ -20,7 +19,6 @@ from askgauss.checks import (
 from askgauss.checks.context import Context, CorrelatedRun, noise_transcript
 from askgauss.checks.gate import apply_gate, with_resumes
 from askgauss.checks.noise_reuse import ComparedNoise
-from askgauss.checks.predictable_noise import predictable_noise
 from askgauss.checks.registry import made
 from askgauss.checks.score_shape import score_checks
 from askgauss.claims import PrivacyClaim
@@ -36,10 +34,10 @@ NOISE_CHECKS = (
     noise.noise_by_tensor,
     noise.noise_by_coordinate,
     noise.values_without_noise,
-    noise_values.planted_noise,
+    noise.planted_noise,
     signal.single_plantings,
-    noise_values.noise_extremes,
-    noise_values.noise_precision,
+    noise.noise_extremes,
+    noise.noise_precision,
     noise.divisor_by_step,
     noise.noise_drift,
     noise.noise_and_batch_size,
@@ -47,7 +45,7 @@ NOISE_CHECKS = (
     noise.noise_scale,
     noise.noise_shape,
 )
-"""Checks of the noise of steps; those that name a cause come before those that show a symptom."""
+"""Checks of the noise of steps; causes come before symptoms."""
 
 
 def diagnose(
@@ -61,7 +59,7 @@ def diagnose(
     Args:
         data: The scores of a run, or its transcript.
         claim: What the run claims, to compare measurements with.
-        gate_error: Probability that a correct run has any check fail.
+        gate_error: Probability that any check of a correct implementation fails.
 
     Returns:
         One finding a check; those that could not be made say what they need.
@@ -94,14 +92,11 @@ def diagnose(
 def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Iterator[Finding]:
     """Every check of a run whose steps have independent noise."""
     run, facts, finite = Context(transcript, claim), transcript.facts, transcript.finite
-    yield from made(
-        (
-            signal.finite_gradients,
-            *trained_rows.ROW_CHECKS,
-            *correlated_noise.NOISE_ROW_CHECKS,
-        ),
-        run,
-    )
+    yield from made((signal.finite_gradients,), run)
+    if facts.rows is not None:
+        rows = trained_rows.TrainedRows(facts=facts.rows, context=run)
+        yield from made(trained_rows.ROW_CHECKS, rows)
+    yield from made((trained_rows.mixed_records, *correlated_noise.NOISE_ROW_CHECKS), run)
     if facts.reuse is not None:
         place = (
             noise_reuse.in_step(facts.tensors) if facts.noise_rows is None else noise_reuse.in_row
@@ -109,14 +104,14 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
         compared = ComparedNoise(reuse=facts.reuse, place=place)
         yield from made((noise_reuse.noise_reused, correlation.exactly_repeated), compared)
     if finite:
-        yield from made((noise_values.watched_coordinates,), run)
+        yield from made((noise.watched_coordinates,), run)
         unhidden = Context(noise_transcript(transcript), claim)
         of_noise = tuple(made(NOISE_CHECKS, unhidden))
         if facts.reuse is None and not correlation.certainly_used_twice(of_noise):
             yield from made((noise_reuse.reused_where_seen,), unhidden)
         yield from of_noise
         yield from made(signal.SIGNAL_CHECKS, run)
-    yield from made((predictable_noise,), facts)
+    yield from made((noise_reuse.predictable_noise,), facts)
     yield from made(accountant.DECLARED_CHECKS, run)
     if facts.weights is not None:
         yield from made(step_invariants.WEIGHT_CHECKS, facts.weights)

@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 from scipy.special import bdtrc, chdtr, chdtrc, ndtr
 
 from askgauss.checks.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Context
-from askgauss.checks.findings import SUSPICIOUS, fact, judged, not_run
-from askgauss.checks.registry import SAMPLER, check
-from askgauss.checks.tails import binomial_p_value, overlap_p_value
+from askgauss.checks.registry import SAMPLER, SUSPICIOUS, check, fact, judged, not_run
+from askgauss.checks.tails import overlap_p_value
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.sampling import DrawnBatches, assumed_poisson, mismatch
 from askgauss.sampling.inclusion import NEVER
-from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
+from askgauss.stats.limits import (
+    binomial_p_value,
+    clopper_pearson_lower,
+    clopper_pearson_upper,
+)
 from askgauss.stats.rounding import about, digits, widened
 
 __all__ = ["SAMPLER_CHECKS"]
@@ -38,18 +41,18 @@ _SHARES = {"most drawn": 0.2, "least drawn": 0.1, "inseparable records": 0.7}
 # The p-value of one record that the gate rejects: a fifth of the error of one of thirty checks.
 _NOTICED_BY_ONE = 5e-6
 _CERTAIN = 1e-7
-_SAMPLER = "canaries that go through the training's own sampler"
+_SAMPLER = "canaries that the training's own sampler draws"
 _BATCH_REMEDY = (
     "Draw batches by the scheme that was declared, or declare the one that draws them, and account "
     "for it."
 )
 _RATE_REMEDY = (
-    "The accountant must be told the rate the sampler really uses: batch size over records, not "
-    "one over the number of batches; and no step may be left out for being empty."
+    "Give the accountant the rate that the sampler uses: batch size over records, not one over the "
+    "number of batches; and leave out no step because its batch is empty."
 )
 _SCHEME_REMEDY = (
-    "Use a Poisson sampler (Opacus: poisson_sampling=True), or an accountant of the scheme that is "
-    "really used."
+    "Use a Poisson sampler (Opacus: poisson_sampling=True), or an accountant for the scheme that "
+    "is used."
 )
 
 
@@ -66,7 +69,7 @@ def accounted_sampling(context: Context) -> Finding | None:
         return not_run("a scheme, declared to the Recorder and in the claim (sampling=)")
     if used == accounted or None not in (used.poisson_rate, accounted.poisson_rate):
         # How often a record is drawn is the check of the sampling rate.
-        return fact(False, f"{used} is in use, and accounted for.", consequence=Consequence.INFORMS)
+        return fact(False, f"{used} is used and accounted for.", consequence=Consequence.INFORMS)
     said, beyond, true = "", False, None
     noise = context.noise_level
     if claim is not None and noise > 0.0 and claim.delta > 0.0:
@@ -75,13 +78,13 @@ def accounted_sampling(context: Context) -> Finding | None:
         true = found.true_at_least
         beyond = true > (1.0 + TOLERANCE) * claim.epsilon
         said = (
-            f"; at noise multiplier {noise:.3g} over {steps:,} steps that gives epsilon at least "
-            f"{true:.3g}, and what was accounted for {found.claimed:.3g}"
+            f"; at noise multiplier {noise:.3g} over {steps:,} steps it spends epsilon at least "
+            f"{true:.3g}, and the accounted scheme {found.claimed:.3g}"
         )
     return fact(
         True,
-        f"batches {'show' if found_scheme else 'are drawn by'} {used}, and {accounted} was "
-        f"accounted for{said}.",
+        f"batches are {'consistent with' if found_scheme else 'drawn by'} {used}, and {accounted} "
+        f"was accounted for{said}.",
         consequence=Consequence.BREACH if beyond else Consequence.INFORMS,
         measured=true,
         claimed=None if claim is None else float(claim.epsilon),
@@ -104,7 +107,7 @@ def _by_source(
     of_batches: Callable[[DrawnBatches], Finding],
     of_canaries: Callable[[Context], Finding | None],
 ) -> Finding | None:
-    """The finding from recorded batches where there are any, else from canaries of Poisson runs."""
+    """The finding from recorded batches where there are any, else from canaries."""
     facts = context.facts
     drawn = facts.batches or facts.plantings
     if drawn is not None:
@@ -118,8 +121,8 @@ def _odd_inclusions(context: Context) -> Finding | None:
     """Inclusions that the recorder cannot have drawn; None where they are as declared.
 
     The recorder draws as declared, so this is about the file. It is a finding only where it is
-    improbable, which the multiplicity of the gate does not count: it pays by a share a hundredth
-    of that of other checks.
+    improbable, which the multiplicity of the gate does not count: so it has a share of the error
+    a hundredth of that of other checks.
     """
     scheme, transcript = context.facts.own_law, context.transcript
     planted, steps = transcript.canaries.planted[transcript.member], transcript.number_of_steps
@@ -131,9 +134,9 @@ def _odd_inclusions(context: Context) -> Finding | None:
         return None
     return judged(
         _PAID * p_value,
-        f"canaries were planted at rate {drawn / (planted.size * steps):.5f}, where {scheme} is "
+        f"canaries were included at rate {drawn / (planted.size * steps):.5f}; {scheme} is "
         "declared for them.",
-        if_wrong="The recorder draws by what is declared: the transcript was damaged or edited.",
+        if_wrong="The recorder draws as declared: the transcript was damaged or edited.",
         consequence=Consequence.INVALIDATES,
         measured=drawn / (planted.size * steps),
         claimed=scheme.share,
@@ -142,7 +145,7 @@ def _odd_inclusions(context: Context) -> Finding | None:
 
 
 def _drawn_rate(context: Context, drawn: DrawnBatches) -> Finding:
-    """How often a record is drawn; where the scheme leaves no chance, whether it kept its rule."""
+    """How often a record is drawn; of a deterministic scheme, whether it kept its rule."""
     share = drawn.scheme.share
     tests = drawn.named("rate", "mean batch", "rate over time") or drawn.named("scheme")
     worst = min(tests, key=lambda test: test.p_value)
@@ -152,20 +155,15 @@ def _drawn_rate(context: Context, drawn: DrawnBatches) -> Finding:
         clopper_pearson_lower(drawn.drawn, drawn.chances, 0.5 * INTERVAL_ERROR),
         clopper_pearson_upper(drawn.drawn, drawn.chances, 0.5 * INTERVAL_ERROR),
     )
-    consequence, implied = Consequence.INVALIDATES, ""
     visible = _smallest_rate(share, drawn.chances)
-    if drawn.scheme.poisson_rate is not None:
-        consequence = Consequence.LOOSENS
-        if rate > share and p_value < SUSPICIOUS:
-            broken, implied = context.breach(rate=interval[0])
-            consequence = Consequence.BREACH if broken else Consequence.LOOSENS
+    poisson = drawn.scheme.poisson_rate is not None
+    more = poisson and rate > share and p_value < SUSPICIOUS
     return judged(
         p_value,
-        f"a record is in a batch with probability {rate:.3g}, where {drawn.scheme} has "
-        f"{share:.5f}.",
-        if_wrong=implied.strip(),
-        consequence=consequence,
-        # The exact rate is a count of inclusions, and says how many records there are.
+        f"a record is in a batch with probability {rate:.3g}; by {drawn.scheme} it is {share:.5f}.",
+        consequence=Consequence.LOOSENS if poisson else Consequence.INVALIDATES,
+        breach=context.breach(rate=interval[0]) if more else (False, ""),
+        # The exact rate is a count of inclusions, and reveals how many records there are.
         measured=digits(rate),
         interval=widened(interval),
         claimed=share,
@@ -177,7 +175,7 @@ def _drawn_rate(context: Context, drawn: DrawnBatches) -> Finding:
 
 
 def _smallest_rate(rate: float, chances: float) -> float:
-    """The relative difference of rates that is noticed from so many draws."""
+    """The relative difference of rates that is detected from this many draws."""
     return max(NOTICED * math.sqrt((1.0 - rate) / (rate * chances)), TOLERANCE)
 
 
@@ -190,7 +188,7 @@ def _canary_rate(context: Context) -> Finding:
     plantings = int(transcript.canaries.planted.sum())
     chances = int(np.count_nonzero(transcript.member)) * transcript.number_of_steps
     if chances == 0:
-        return not_run("present canaries")
+        return not_run("inserted canaries")
     rate = plantings / chances
     interval = (
         clopper_pearson_lower(plantings, chances, 0.5 * INTERVAL_ERROR),
@@ -198,12 +196,11 @@ def _canary_rate(context: Context) -> Finding:
     )
     p_value = binomial_p_value(plantings, chances, claimed)
     above = rate > claimed and p_value < SUSPICIOUS
-    broken, implied = context.breach(rate=interval[0]) if above else (False, "")
     return judged(
         p_value,
-        f"a record is in a batch with probability {rate:.5f}, where {claimed:.5f} is claimed.",
-        if_wrong=implied.strip(),
-        consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
+        f"a record is in a batch with probability {rate:.5f}; {claimed:.5f} is claimed.",
+        consequence=Consequence.LOOSENS,
+        breach=context.breach(rate=interval[0]) if above else (False, ""),
         measured=rate,
         interval=interval,
         claimed=claimed,
@@ -215,7 +212,7 @@ def _canary_rate(context: Context) -> Finding:
 
 
 def _declared_rate(context: Context) -> Finding:
-    """Without a look at the sampler: whether the rate it declares is the one accounted for."""
+    """Where the sampler is not observed: whether its declared rate is the one accounted for."""
     claimed, declared = context.claimed_rate, context.facts.sampling_rate
     if claimed is None or declared is None or abs(declared / claimed - 1.0) < TOLERANCE:
         return not_run(_SAMPLER)
@@ -244,7 +241,7 @@ def _worst_test(drawn: DrawnBatches, *names: str) -> Finding:
     """The least likely of these tests of recorded batches."""
     tests = drawn.named(*names)
     if not tests:
-        return not_run(f"batches whose number of records {drawn.scheme} leaves to chance")
+        return not_run(f"batches whose number of records is random, unlike {drawn.scheme}")
     worst = min(tests, key=lambda test: test.p_value)
     return judged(
         min(1.0, len(tests) * worst.p_value),
@@ -256,7 +253,7 @@ def _worst_test(drawn: DrawnBatches, *names: str) -> Finding:
 
 
 def _rule_broken(context: Context) -> Finding | None:
-    """Without a step by step look at batches: canaries that the scheme cannot have drawn."""
+    """Where batches are not recorded by step: canaries that the scheme cannot have drawn."""
     transcript, scheme = context.transcript, context.facts.scheme
     planted = transcript.canaries.planted[transcript.member]
     if scheme is None or assumed_poisson(scheme) or planted.size == 0:
@@ -273,7 +270,7 @@ def _rule_broken(context: Context) -> Finding | None:
 
 
 def _canary_scheme(context: Context) -> Finding:
-    """Whether inclusions are independent: counts by canary and by step as Poisson has them."""
+    """Whether inclusions are independent: counts by canary and by step vary as Poisson's do."""
     transcript = context.transcript
     if context.sampled_by_recorder:
         return _declared_scheme(context)
@@ -293,13 +290,11 @@ def _canary_scheme(context: Context) -> Finding:
         return not_run(f"{_FEWEST_INCLUSIONS} inclusions of a canary, or in a step")
     along, ratio, p_value = min(tests, key=lambda test: test[2])
     p_value = min(1.0, len(tests) * p_value)
-    looks = "shuffled or fixed batches" if ratio < 1.0 else "one coin for several records or steps"
+    looks = "shuffled or fixed batches" if ratio < 1.0 else "records or steps drawn together"
     return judged(
         p_value,
-        f"counts of inclusions by {along} vary {ratio:.2f} times as much as Poisson sampling "
-        "gives.",
-        if_fine=", as they may by chance.",
-        if_wrong=f"; that looks like {looks}.",
+        f"the variance of inclusions by {along} is {ratio:.2f} times that of Poisson sampling.",
+        if_wrong=f"This looks like {looks}.",
         consequence=Consequence.INVALIDATES,
         measured=ratio,
         claimed=1.0,
@@ -309,14 +304,14 @@ def _canary_scheme(context: Context) -> Finding:
 
 
 def _declared_scheme(context: Context) -> Finding:
-    """Without a look at the sampler: whether it is of the kind that the canaries stand for."""
+    """Where the sampler is not observed: whether it is of the kind that the canaries assume."""
     facts = context.facts
     if facts.loader_poisson is not False or context.claimed_rate == 1.0:
         return not_run(_SAMPLER)
     return fact(
         True,
-        "the training's loader does not give every record a coin of its own: what the canaries "
-        "show is a run with Poisson sampling, and this one's records were drawn otherwise.",
+        "the loader does not use Poisson sampling: the canaries were sampled by Poisson sampling, "
+        "and the records of this run were not.",
         consequence=Consequence.INVALIDATES,
         remedy="Use a Poisson sampler (Opacus: poisson_sampling=True); or ExampleCanaries, which "
         "go through the loader, with GaussianShift().",
@@ -335,12 +330,11 @@ def _dispersion(counts: NDArray[Any], trials: int, rate: float) -> tuple[float, 
 
 @check("sampling of pairs", part=SAMPLER)
 def sampling_of_pairs(context: Context) -> Finding | None:
-    """Whether any two records are drawn together more or less often than chance has it."""
+    """Whether any two records are drawn together more or less often than by chance."""
     return _by_source(context, lambda drawn: _worst_test(drawn, "pairs", "order"), _canary_pairs)
 
 
 def _canary_pairs(context: Context) -> Finding:
-    """Whether any two records are sampled together more or less often than chance has it."""
     transcript = context.transcript
     if context.sampled_by_recorder:
         return not_run(_SAMPLER)
@@ -363,29 +357,28 @@ def _canary_pairs(context: Context) -> Finding:
     p_value = overlap_p_value(overlap, int(counts[first]), int(counts[second]), steps)
     return judged(
         min(1.0, 0.5 * canaries * (canaries - 1) * p_value),
-        f"of all pairs, the oddest is together in {overlap} steps where {expected:.1f} are "
+        f"of all pairs of canaries, the most unlikely shares {overlap} steps; {expected:.1f} are "
         "expected.",
-        if_fine=", as the oddest of so many may be by chance.",
         consequence=Consequence.INVALIDATES,
         measured=float(overlap),
         claimed=float(expected),
-        remedy=f"Records must be sampled independently of each other. {_SCHEME_REMEDY}",
+        remedy=f"Sample records independently of each other. {_SCHEME_REMEDY}",
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
     )
 
 
 @check("sampling in time", part=SAMPLER, explains="sampling of pairs")
 def sampling_in_time(context: Context) -> Finding | None:
-    """Whether a record that was drawn comes back as if nothing had been drawn before."""
+    """Whether a draw is independent of when a record was drawn before."""
     return _by_source(context, lambda drawn: _worst_test(drawn, "lags", "places"), _canary_times)
 
 
 def _canary_times(context: Context) -> Finding:
-    """Whether a record that was drawn comes back as if nothing had been drawn before.
+    """The same by canaries.
 
     However long ago a record was drawn last, its next draw has the same rate. At every gap the
-    canaries that were so far from their last step are counted, and those that came back; cyclic
-    or shuffled batches have gaps at which nobody does.
+    canaries that were that far from their last step are counted, and those that were drawn again;
+    cyclic or shuffled batches have gaps at which none is.
     """
     transcript = context.transcript
     if context.sampled_by_recorder:
@@ -394,14 +387,14 @@ def _canary_times(context: Context) -> Finding:
     drawn = sums.planted > 0
     returns = int(gaps.sum())
     if sums.last_planted.size == 0 or returns != int((sums.planted[drawn] - 1).sum()):
-        return not_run("steps that were all recorded by a version that counts returns")
+        return not_run("a record of when canaries were drawn again, in every step")
     rate = float(sums.planted.sum()) / (np.count_nonzero(transcript.member) * steps or 1)
     if not 0.0 < rate < 1.0 or returns < 2 * _FEWEST_INCLUSIONS:
-        return not_run(f"{2 * _FEWEST_INCLUSIONS} returns of a canary to a batch")
+        return not_run(f"{2 * _FEWEST_INCLUSIONS} canaries that were drawn again")
     waited = np.bincount(steps - sums.last_planted[drawn], minlength=steps + 1)[1:]
-    # So many were that far from their last step, and might be drawn there.
+    # How many were that far from their last step, and might be drawn there.
     chances = np.cumsum((gaps + waited[:steps])[::-1])[::-1].astype(np.float64)
-    # Long gaps are rare: those are taken together until chance has something to say of them.
+    # Long gaps are rare: they are pooled until enough are expected.
     group = np.floor(np.cumsum(chances) * min(rate, 1.0 - rate) / _FEWEST_INCLUSIONS).astype(
         np.int64
     )
@@ -417,27 +410,27 @@ def _canary_times(context: Context) -> Finding:
     ]
     worst = int(np.argmin(p_values))
     statistic = float(((returned - rate * chances) ** 2 / (chances * rate * (1.0 - rate))).sum())
+    off = NOTICED * math.sqrt((1.0 - rate) / (rate * float(chances[0])))
     tests = [chances.size * p_values[worst], _chi_square_tail(statistic, chances, rate)]
     return judged(
         min(1.0, 2.0 * min(tests)),
-        f"{int(returned[worst]):,} of {int(chances[worst]):,} coins at {int(first[worst])} steps "
-        f"from a record's last one drew it again, where {rate * chances[worst]:,.1f} are expected.",
-        if_fine=", as the oddest of so many may be by chance.",
+        f"{int(returned[worst]):,} of {int(chances[worst]):,} canaries were drawn again "
+        f"{int(first[worst])} steps after their last step; {rate * chances[worst]:,.1f} expected.",
         consequence=Consequence.INVALIDATES,
         measured=float(returned[worst]),
         claimed=rate * float(chances[worst]),
-        remedy=f"A record's coin must not know of its earlier ones. {_SCHEME_REMEDY}",
+        remedy=f"Draw every batch independently of earlier ones. {_SCHEME_REMEDY}",
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
-        sees=f"a rate {NOTICED * math.sqrt((1.0 - rate) / (rate * float(chances[0]))):.0%} off in "
-        f"the step{'s' if len(first) > 1 and first[1] > 2 else ''} after a record was drawn",
+        sees=f"a sampling rate {off:.0%} off in the "
+        f"step{'s' if len(first) > 1 and first[1] > 2 else ''} after a record was drawn",
     )
 
 
 def _chi_square_tail(statistic: float, trials: NDArray[np.float64], rate: float) -> float:
     """P[at least this] of a sum of squared standard scores of binomial counts.
 
-    By a gamma law of the exact first two moments: with few expected, the squares vary more than
-    those of Gaussian scores.
+    By a gamma distribution with the exact first two moments: with few expected, the squares vary
+    more than those of Gaussian scores.
     """
     freedom = float(trials.size)
     excess = (1.0 - 6.0 * rate * (1.0 - rate)) / (rate * (1.0 - rate)) / trials
@@ -448,14 +441,14 @@ def _chi_square_tail(statistic: float, trials: NDArray[np.float64], rate: float)
 
 @check("batch sizes", part=SAMPLER)
 def batch_sizes(context: Context) -> Finding | None:
-    """Whether batches are as large, and as uneven, as the scheme makes them."""
+    """Whether batch sizes have the mean and the variance of the scheme."""
     return _by_source(
         context, lambda drawn: _worst_test(drawn, "batch sizes", "largest batch"), _poisson_sizes
     )
 
 
 def _poisson_sizes(context: Context) -> Finding:
-    """Whether batches are as large, and as uneven, as Poisson sampling makes them."""
+    """Whether batch sizes have the mean and the variance of Poisson sampling."""
     sizes, records = context.transcript.steps.batch_size, context.facts.records
     sizes = sizes[np.isfinite(sizes)]
     claimed = context.claimed_rate
@@ -471,7 +464,7 @@ def _poisson_sizes(context: Context) -> Finding:
             consequence=Consequence.INVALIDATES,
             measured=digits(sizes.max() / records),
             claimed=1.0,
-            remedy="A record may be in a batch once: look for padding or repeats; and check "
+            remedy="Look for padding or repeats, since a record may be in a batch once; and check "
             "records= of the Recorder.",
         )
     rate = drawn / chances
@@ -485,19 +478,14 @@ def _poisson_sizes(context: Context) -> Finding:
         tests += [uneven, _neighbours(sizes)]
     p_value = min(1.0, len(tests) * min(tests))
     too_many = by_rate == min(tests) and rate > claimed and p_value < SUSPICIOUS
-    broken, implied = False, ""
-    if too_many:
-        low = clopper_pearson_lower(drawn, chances, 0.5 * INTERVAL_ERROR)
-        broken, implied = context.breach(rate=low)
-    costly = Consequence.BREACH if broken else Consequence.LOOSENS
+    low = clopper_pearson_lower(drawn, chances, 0.5 * INTERVAL_ERROR)
     return judged(
         p_value,
-        f"batches have {digits(sizes.mean()):,g} of {about(records)} records on average, where "
-        f"{digits(claimed * records):,g} are expected, and vary {ratio:.2f} times as much as "
-        "Poisson sampling makes them.",
-        if_fine=", as they may by chance.",
-        if_wrong=implied.strip(),
-        consequence=costly if by_rate == min(tests) else Consequence.INVALIDATES,
+        f"batches have {digits(sizes.mean()):,g} of {about(records)} records on average; "
+        f"{digits(claimed * records):,g} are expected. Their variance is {ratio:.2f} times that of "
+        "Poisson sampling.",
+        consequence=Consequence.LOOSENS if by_rate == min(tests) else Consequence.INVALIDATES,
+        breach=context.breach(rate=low) if too_many else (False, ""),
         measured=digits(rate),
         claimed=claimed,
         remedy=f"{_RATE_REMEDY} {_SCHEME_REMEDY}",
@@ -531,23 +519,21 @@ def single_records(context: Context) -> Finding | None:
 
 
 def _drawn_records(context: Context, drawn: DrawnBatches) -> Finding:
-    """Whether one record is drawn more or less often than all others, or always with another."""
     tests = drawn.named(*_SHARES)
     if not tests:
-        return not_run(f"batches that may hold any record, which {drawn.scheme} does not give")
+        return not_run(f"a scheme whose batches may hold any record, unlike {drawn.scheme}")
     worst = min(tests, key=lambda test: test.p_value / _SHARES[test.name])
     often = drawn.named("most drawn")
     if often and often[0].p_value < _CERTAIN:
-        # Records that are in every batch also come together: that is the lesser fault.
+        # Records that are in every batch also come together, which is the lesser fault.
         worst = often[0]
     p_value = min(1.0, worst.p_value / _SHARES[worst.name])
-    consequence, implied = Consequence.INVALIDATES, ""
+    breach = False, ""
     if worst.name == "most drawn" and p_value < SUSPICIOUS and drawn.most is not None:
-        # Of all records the most often drawn: the interval is to hold for each of them.
+        # Of all records the most often drawn: the interval is valid for each of them.
         low = clopper_pearson_lower(drawn.most, drawn.steps, INTERVAL_ERROR / drawn.records)
         if low > drawn.scheme.share:
-            broken, implied = context.breach(rate=low)
-            consequence = Consequence.BREACH if broken else Consequence.INVALIDATES
+            breach = context.breach(rate=low)
     share = drawn.scheme.share
     least = int(_rare_count(drawn.steps, share, _NOTICED_BY_ONE / drawn.records))
     sees = ""
@@ -559,10 +545,10 @@ def _drawn_records(context: Context, drawn: DrawnBatches) -> Finding:
     return judged(
         p_value,
         f"{worst.summary[0].lower()}{worst.summary[1:]}",
-        if_wrong=implied.strip(),
-        consequence=consequence,
+        consequence=Consequence.INVALIDATES,
+        breach=breach,
         remedy="Draw every record with the same probability, independently of all others: no "
-        "record may be in every batch, and no two may come as one.",
+        "record may be in every batch, and no two may always come together.",
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
         sees=sees,
     )

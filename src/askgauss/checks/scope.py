@@ -1,7 +1,7 @@
 """What an audit tested, part by part of the training, and what no audit of one run can test.
 
-Integrations say by the paths below what their canaries went through, the registry says which check
-tests which part, and every output reads `AuditResult.scope`.
+Integrations declare by the paths below what their canaries went through, the registry says which
+check tests which part, and every output reads `AuditResult.scope`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ OUTSIDE = (
 
 _RAN = (Status.PASS, Status.INFO, Status.WARN, Status.FAIL)
 _ONLY_SCORES = "audit the transcript, not the scores alone"
-# A check tests its part with power if a fault of a third of what is claimed, in noise, contribution
-# or rate, shows four times in five. An audit whose own test has power measures them to about 5 %,
-# and the check, which shares its error with many others, then sees a fault of a quarter.
+# A check has power if it detects a fault of a third of what is claimed, in noise, sensitivity or
+# rate, with probability .8. An audit whose own test has power measures them to about 5 %, and the
+# check, which shares its error with many others, then detects a fault of a quarter.
 _WITH_POWER = 1.0 / 3.0
-# A part in words has room for the smallest faults of so many of its checks.
+# A part in words has room for the smallest faults of this many of its checks.
 _MOST_FAULTS = 2
 
 
@@ -61,7 +61,7 @@ def scope_of(findings: Iterable[Finding], exercised: Sequence[str]) -> tuple[Par
     for item in registered().values():
         if item.part is not None:
             by_part[item.part].append(item)
-    # What neither canaries nor facts could tell is no part of this run.
+    # What neither canaries nor facts could show is no part of this run.
     return tuple(
         _tested(part, checks, by_check, exercised)
         for part, checks in by_part.items()
@@ -97,7 +97,7 @@ def _tested(
         )
     # What canaries say of a part that they did not go through is said elsewhere.
     faults = [item.sees for item in ran if item.sees and (went or item.check in exact)]
-    return Part(name=part.name, status="fine", smallest="; ".join(faults[:_MOST_FAULTS]))
+    return Part(name=part.name, status="fine", smallest=", or ".join(faults[:_MOST_FAULTS]))
 
 
 def _how_to_test(
@@ -107,7 +107,7 @@ def _how_to_test(
     if part.needed and found:
         return found[0].summary.removeprefix("not run: ").rstrip(".")
     if weak and weak[0].sees:
-        return f"take more canaries or steps, since only {weak[0].sees} shows"
+        return f"use more canaries or steps: this audit detects only {weak[0].sees}"
     if weak:
         remedy = weak[0].remedy
         return f"{remedy[:1].lower()}{remedy[1:].rstrip('.')}"
@@ -115,5 +115,5 @@ def _how_to_test(
 
 
 def _with_power(finding: Finding) -> bool:
-    """Whether a check that ran would have detected a fault that matters."""
+    """Whether a check that ran detects a fault that matters."""
     return finding.visible is None or finding.visible <= _WITH_POWER

@@ -1,4 +1,4 @@
-"""Checks that need only the scores: are they what a Gaussian bound takes them for?"""
+"""Checks that need only the scores: whether they are what a Gaussian bound assumes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtrik, chdtri, ndtri
 
-from askgauss.checks.findings import fact, judged, not_run
-from askgauss.checks.registry import NOISE_FRESHNESS, check, made
+from askgauss.checks.registry import NOISE_FRESHNESS, check, fact, judged, made, not_run
 from askgauss.checks.tails import ratio_p_value, ratio_tail
 from askgauss.results import Assumption, Consequence, Finding
 from askgauss.scores import CanaryScores
-from askgauss.stats import duplicates, normality
-from askgauss.stats.binomial import binomial_weights
+from askgauss.stats import normality
+from askgauss.stats.limits import binomial_weights
 from askgauss.stats.rounding import round_deviations, round_p_value
 from askgauss.stats.score_law import ScoreLaw
 from askgauss.stats.shift import sampling_variance
@@ -26,41 +25,41 @@ __all__ = ["score_checks"]
 
 _FEWEST_FOR_SHAPE = 20
 _FEWEST_FOR_SPREAD = 5
-# So many equal scores that lie on no grid are no accident.
+# This many equal scores that lie on no grid are no accident.
 _FEWEST_ALIKE = 3
 _BLOCKS = 20
-# Skewness or kurtosis of the exact law counts as visible from so many standard errors on.
+# Skewness or kurtosis of the exact distribution matters from this many standard errors on.
 _VISIBLE = 0.2
-# Where it is not visible, it makes far scores at most so many times as likely.
+# Where it does not matter, it makes extreme scores at most this many times as likely.
 _SAMPLED_TAIL = 2.0
 # The shift lies outside its interval with this probability, which is added to the p-values.
 _OUTSIDE = 1e-9
-# Shifts in that interval that the law is tried at, and scores that it is compared with.
+# Shifts in that interval that are tried, and scores that each is compared with.
 _TRIED = 24
 _COMPARED = 128
 # The largest density of a Gaussian in units of its width, and some more.
 _DENSEST = 0.42
 _LOOK = (
-    "Look at the scores: outliers, several populations, heavy tails. Read the distribution-free "
-    "bound until this is understood."
+    "Look at the scores for outliers, several populations or heavy tails. Use the "
+    "distribution-free bound until this is understood."
 )
-_MORE_STEPS = "more sampled steps, or a transcript, to tell noise from sampling"
+_MORE_STEPS = "more sampled steps, or a transcript, to separate noise from sampling"
 
 
 @dataclass(frozen=True, slots=True)
 class _Sampling:
-    """The law that sampling gives present scores, up to its shift, which lies in an interval."""
+    """How sampling distributes the scores of inserted canaries, given an interval of the shift."""
 
     steps: int
     rate: float
     shifts: tuple[float, float]
 
     def added(self, shift: float) -> float:
-        """Variance that sampling adds to present scores, relative to the noise."""
+        """Variance that sampling adds to the scores of inserted canaries, relative to the noise."""
         return sampling_variance(self.steps, self.rate) * shift**2
 
     def visible(self, count: int) -> bool:
-        """Whether so many scores could show that they are not Gaussian, at any of the shifts."""
+        """Whether this many scores could show that they are not Gaussian, at any of the shifts."""
         shift = self.shifts[1]
         if shift == 0.0:
             return False
@@ -80,17 +79,16 @@ class _Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ScoreResiduals:
-    """What is left of the scores once what is known of their means is taken out.
+    """Scores less what is known of their means.
 
     Attributes:
         scores: The scores.
-        alone: Whether scores are all that is known; a transcript's own extremes are tested step by
-            step.
+        alone: Whether scores are all that is known; a transcript's extremes are tested by step.
         all: One for each canary, in order.
-        member: True where the canary was present.
-        freedom: Degrees of freedom of the two.
-        sampling: The distribution of the present ones where these are still a mixture.
-        explained: Whether present residuals are the noise and nothing else.
+        member: True where the canary was inserted.
+        freedom: Degrees of freedom of the two groups.
+        sampling: The distribution of inserted canaries' scores where it is still a mixture.
+        explained: Whether inserted canaries' residuals are noise only.
     """
 
     scores: CanaryScores
@@ -103,7 +101,7 @@ class ScoreResiduals:
 
     @property
     def groups(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Those of present and of absent canaries."""
+        """Those of inserted and of held-out canaries."""
         return self.all[self.member], self.all[~self.member]
 
     @property
@@ -114,7 +112,7 @@ class ScoreResiduals:
 
     @property
     def mixed(self) -> bool:
-        """Whether sampling may show in the shape of the present scores."""
+        """Whether sampling may change the shape of the inserted canaries' scores."""
         count = int(np.count_nonzero(self.member))
         return self.sampling is not None and self.sampling.visible(count)
 
@@ -126,8 +124,8 @@ def score_checks(
 
     Args:
         scores: The scores.
-        planted: In how many steps each canary was planted, where a transcript tells: the noise of
-            present scores is then seen by itself.
+        planted: In how many steps each canary was included, where a transcript says so: it
+            separates the noise from sampling.
     """
     yield from made(_SCORE_CHECKS, _residuals(scores, planted))
 
@@ -154,10 +152,10 @@ def _residuals(scores: CanaryScores, planted: NDArray[np.int64] | None) -> Score
 
 
 def _plausible_shifts(scores: CanaryScores, steps: int, rate: float) -> tuple[float, float]:
-    """An interval of the shift, from the means and the noise of the absent scores alone.
+    """An interval of the shift, from the means and the noise of held-out canaries' scores alone.
 
-    Three things may be off, each with a third of the error: the noise, how often present canaries
-    were included, and, given both, the difference of the means, which is then Gaussian.
+    Three estimates each have a third of the error: the noise, how often inserted canaries were
+    included, and, given both, the difference of the means, which is then Gaussian.
     """
     present, absent = scores.moments()
     if absent.sum_of_squares == 0.0:
@@ -172,7 +170,7 @@ def _plausible_shifts(scores: CanaryScores, steps: int, rate: float) -> tuple[fl
     gap = present.mean - absent.mean
     low, high = (min(gap / scale for scale in noise), max(gap / scale for scale in noise))
     expected = opportunities * rate
-    # Of "at most so many", so that the truth is inside with the two tails left out.
+    # Quantiles of "at most this many", so that the truth is inside with the two tails left out.
     fewest = float(np.floor(bdtrik(0.5 * error, opportunities, rate)))
     most = float(np.ceil(bdtrik(1.0 - 0.5 * error, opportunities, rate)))
     least = max(low - reach, 0.0) * expected / max(most, 1.0)
@@ -192,37 +190,39 @@ def normality_of_absent_scores(residuals: ScoreResiduals) -> Finding:
 
 @check("normality of present scores", reveals_individual=True)
 def normality_of_present_scores(residuals: ScoreResiduals) -> Finding:
-    """Whether those of inserted canaries are, or what sampling makes of them."""
+    """Whether those of inserted canaries are, or the mixture that sampling makes of them."""
     if residuals.mixed:
         return _sampled(residuals.scores, residuals.sampling)
     return _normality("present", residuals)
 
 
 def _normality(group: str, residuals: ScoreResiduals) -> Finding:
-    """Whether scores have the shape of Gaussian ones and, where they are alone, their extremes."""
+    """Whether scores have the shape and, where only they are known, the extremes of a Gaussian."""
     values = residuals.groups[0 if group == "present" else 1]
     if values.size < _FEWEST_FOR_SHAPE:
-        return not_run(f"{_FEWEST_FOR_SHAPE} {group} canaries, got {values.size}")
+        kind = "inserted" if group == "present" else "held-out"
+        return not_run(f"{_FEWEST_FOR_SHAPE} {kind} canaries, got {values.size}")
     if float(np.ptp(values)) == 0.0:
         return not_run("scores that vary")
-    values = duplicates.off_the_grid(values)
+    values = normality.off_the_grid(values)
     statistic, p_value = normality.anderson_darling(values)
-    # Where nobody says how canaries were sampled, present scores may be any mixture.
+    # Where it is not known how canaries were sampled, their scores may be any mixture.
     sampled = group == "present" and not residuals.explained
     unknown = sampled and residuals.sampling is None
     summary = (
-        f"their Anderson-Darling distance from a Gaussian is {statistic:.2f}, and Gaussian scores "
-        f"are as far off in {_share(p_value)} of runs"
+        f"their Anderson-Darling statistic is {statistic:.2f}, which Gaussian scores exceed in "
+        f"{_share(p_value)} of runs"
     )
     lone = ""
     if residuals.alone and not unknown:
         furthest, chance = normality.outlying(values)
         chance = min(1.0, chance * (_SAMPLED_TAIL if sampled else 1.0))
         # One canary's own score: published to half a deviation, and so is its chance.
-        summary += f"; the furthest is about {round_deviations(furthest):.1f} deviations off"
+        extreme = round_deviations(furthest)
+        summary += f"; the most extreme lies about {extreme:.1f} standard deviations off"
         if chance < p_value:
             often = _share(round_p_value(chance, of_one=True))
-            lone = f"One of Gaussian scores is so far off in at most {often} of runs."
+            lone = f"Gaussian scores have one that extreme in at most {often} of runs."
         p_value = min(1.0, 2.0 * min(p_value, chance))
     return judged(
         p_value + (_OUTSIDE if sampled and not unknown else 0.0),
@@ -230,8 +230,8 @@ def _normality(group: str, residuals: ScoreResiduals) -> Finding:
         if_wrong=lone,
         consequence=Consequence.LOOSENS if unknown else Consequence.INVALIDATES,
         measured=statistic,
-        remedy="Give the scores steps= and sampling_rate= if they are known: sampling makes "
-        "present scores a mixture."
+        remedy="Give the scores steps= and sampling_rate= if they are known: sampling makes the "
+        "scores of inserted canaries a mixture."
         if unknown
         else _LOOK,
     )
@@ -243,13 +243,12 @@ def _share(probability: float) -> str:
 
 
 def _sampled(scores: CanaryScores, sampling: _Sampling | None) -> Finding:
-    """Whether present scores are absent ones plus sampled contributions, of whatever size.
+    """Whether inserted canaries' scores are held-out ones plus sampled contributions of any size.
 
-    Their distribution function is then that of the absent scores, mixed over the binomial number of
-    contributions. Both are known up to a band (Dvoretzky, Kiefer, Wolfowitz; Massart's constant),
-    so at the true shift they are that close; the closest of many shifts is closer still, but for
-    what lies between two of those tried. Nothing is fitted, and noise of any
-    distribution is allowed.
+    Their distribution function is then that of the held-out scores, mixed over the binomial number
+    of contributions. Both are known up to a band (Dvoretzky, Kiefer, Wolfowitz; Massart's
+    constant), so at the true shift they are that close; the closest of many shifts is closer still,
+    but for what lies between two of those tried. The noise may have any distribution.
     """
     assert sampling is not None
     low, high = sampling.shifts
@@ -272,8 +271,8 @@ def _sampled(scores: CanaryScores, sampling: _Sampling | None) -> Finding:
     p_value = 4.0 * math.exp(-2.0 * (beyond / bands) ** 2) + _OUTSIDE
     return judged(
         p_value,
-        f"their distribution is {distance:.3f} away from that of sampled contributions and the "
-        "noise of absent ones, at the size of contribution that fits best.",
+        f"their distribution is {distance:.3f} away from that of sampled contributions plus the "
+        "noise of held-out canaries, at the size of contribution that fits best.",
         consequence=Consequence.INVALIDATES,
         measured=distance,
         claimed=0.0,
@@ -287,7 +286,7 @@ def _mixed(
     means: NDArray[np.float64],
     weights: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Distribution function of absent scores (sorted) moved by random amounts."""
+    """Distribution function of held-out scores (sorted) moved by random amounts."""
     below = np.searchsorted(absent, at[:, np.newaxis] - means, side="right")
     return np.asarray(below @ weights) / absent.size
 
@@ -304,22 +303,22 @@ def equal_variance(residuals: ScoreResiduals) -> Finding:
     if sampling is None:
         p_value = ratio_p_value(ratio, *residuals.freedom)
     else:
-        # What sampling adds is known as well as the shift is; the benefit is the run's.
+        # What sampling adds is known only as well as the shift: the least suspicious value counts.
         least, most = (ratio / (1.0 + sampling.added(shift)) for shift in sampling.shifts[::-1])
         ratio = least if least > 1.0 else min(most, 1.0)
         p_value = ratio_p_value(ratio, *residuals.freedom) + _OUTSIDE
     above = ratio > 1.0
-    # Sampling at an unknown rate adds variance to present scores, and no harm.
+    # Sampling at an unknown rate adds variance to the scores of inserted canaries.
     unknown = not residuals.explained and sampling is None
     return judged(
         p_value,
-        f"present scores vary {ratio:.3f} times as much as the noise of absent ones explains.",
-        if_fine=", as they may by chance.",
+        f"the variance of inserted canaries' scores is {ratio:.3f} times what the noise of "
+        "held-out ones explains.",
         consequence=Consequence.INVALIDATES if above and not unknown else Consequence.LOOSENS,
         measured=ratio,
         claimed=1.0,
-        remedy="Check that every present canary is planted with the same norm and sampled at the "
-        "same rate; give the scores steps= and sampling_rate= if they are known.",
+        remedy="Check that every inserted canary has the same norm and sampling rate; give the "
+        "scores steps= and sampling_rate= if they are known.",
     )
 
 
@@ -341,9 +340,8 @@ def identical_distribution(residuals: ScoreResiduals) -> Finding:
     ratio = (between / freedom[0]) / (within / freedom[1])
     return judged(
         ratio_tail(ratio, *freedom),
-        f"the mean score varies along the canary index by {ratio:.2f} times what is expected of "
-        "chance.",
-        if_fine=", as it may.",
+        f"the variance of the mean score along the canary index is {ratio:.2f} times what is "
+        "expected by chance.",
         consequence=Consequence.LOOSENS,
         measured=ratio,
         claimed=1.0,
@@ -352,7 +350,7 @@ def identical_distribution(residuals: ScoreResiduals) -> Finding:
 
 
 class _Stated(TypedDict):
-    """What a finding of repeated scores says however it was come by."""
+    """What every finding of repeated scores says."""
 
     consequence: Consequence
     measured: float
@@ -365,7 +363,7 @@ class _Stated(TypedDict):
 def duplicate_scores(residuals: ScoreResiduals) -> Finding:
     """Scores that are exactly equal: one canary counted twice, or noise used twice.
 
-    Rounded and discrete scores repeat by themselves; only what their grid does not explain counts.
+    Rounded and discrete scores repeat by chance; only what their grid does not explain counts.
     """
     scores = residuals.scores
     groups = scores.present, scores.absent
@@ -381,26 +379,26 @@ def duplicate_scores(residuals: ScoreResiduals) -> Finding:
         consequence=Consequence.INVALIDATES,
         measured=float(repeated),
         claimed=0.0,
-        remedy="A canary counted twice, or one noise for several coordinates, makes the bound "
-        "too high: make canaries distinct and look at how noise is drawn.",
+        remedy="Make canaries distinct and check how noise is drawn: a canary counted twice, or "
+        "one noise for several coordinates, makes the bound too high.",
         undermines=Assumption.INDEPENDENT_CANARIES,
     )
     tolerated = 3 + len(scores) // 100
     if lone <= tolerated and held == 0:
         return fact(False, f"{summary}.", **stated)
-    found = [duplicates.tie_excess(values) for values in groups]
+    found = [normality.tie_excess(values) for values in groups]
     excesses = [item for item in found if item is not None]
     if not excesses:
         return not_run(f"scores on a finer grid: {summary}, as those of few values do")
     excess, p_value = min(excesses, key=lambda item: item[1])
     if p_value == 0.0 and lone <= tolerated:
-        # Noise has no such values: these scores have none. What clamps its results has them, too.
+        # Continuous noise has no such values; clamped results have them, too.
         stated["remedy"] = (
-            "Find the canaries without noise; where results are clamped, say nothing "
+            "Find the canaries without noise; where results are clamped, do not declare Gaussian "
+            "noise."
         )
-        stated["remedy"] += "of Gaussian noise."
         stated["undermines"] = Assumption.GAUSSIAN_SCORES
-        said = f"{held:,} scores have a value that others have, one of them {often:,} times"
+        said = f"{held:,} scores share their value with others, one value {often:,} times"
         return fact(held > 0, f"{said if held else summary}.", **stated)
     if p_value == 0.0:
         return fact(True, f"{summary}.", **stated)

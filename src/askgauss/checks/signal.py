@@ -1,4 +1,4 @@
-"""Checks of what a record adds, and in how many steps."""
+"""Checks of what a record adds (its sensitivity in clip norms), and in how many steps."""
 
 from __future__ import annotations
 
@@ -9,16 +9,35 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from askgauss.checks.context import NOTICED, TOLERANCE, Context, CorrelatedRun, around
-from askgauss.checks.findings import SUSPICIOUS, fact, judged, not_run
-from askgauss.checks.noise import no_single_values
-from askgauss.checks.registry import CLIPPING, SENSITIVITY, STEPS, check
+from askgauss.checks.context import (
+    NOTICED,
+    TOLERANCE,
+    Context,
+    CorrelatedRun,
+    around,
+    known,
+    noise,
+    orthogonal,
+    single_values,
+    unit_sums,
+)
+from askgauss.checks.noise import whole_clip_norm
+from askgauss.checks.registry import (
+    CLIPPING,
+    SENSITIVITY,
+    STEPS,
+    SUSPICIOUS,
+    check,
+    fact,
+    judged,
+    not_run,
+)
 from askgauss.checks.sampler import SAMPLER_CHECKS
 from askgauss.checks.tails import ratio_p_value
 from askgauss.recording.transcript import Transcript
 from askgauss.results import Assumption, Consequence, Finding
 from askgauss.stats.rounding import round_deviations
-from askgauss.stats.within_canary import within_canaries
+from askgauss.stats.shift import within_canaries
 
 __all__ = [
     "SIGNAL_CHECKS",
@@ -36,8 +55,7 @@ _FEWEST_CANARIES = 20
 # Cosines of either sign cancel in sums over many canaries (0.16 on average left 0.016 of the noise
 # in common on mislabelled digits), but not where most canaries are copies of a few.
 _MOST_OVERLAP = 0.5
-# What to do where steps were accounted for that the audit did not see.
-_WHOLE_RUN = "Attach the audit to the whole run, or claim the steps that it saw."
+_WHOLE_RUN = "Attach the audit to the whole run, or claim the steps that it recorded."
 
 
 @check("finite gradients", part=CLIPPING)
@@ -48,23 +66,24 @@ def finite_gradients(run: Context | CorrelatedRun) -> Finding:
         not finite,
         "every released number was finite."
         if finite
-        else "nan, infinite or larger than 1e140: such values were released.",
+        else "values were released that are nan, infinite or larger than 1e140.",
         consequence=Consequence.INVALIDATES,
-        remedy="Find where they come from: nothing can be said of such a run.",
+        remedy="Find where they come from: an audit can say nothing about such a run.",
     )
 
 
 @check("known background")
 def known_background(context: Context) -> Finding | None:
-    """Whether batches without the other records' sum give away which canaries are in them."""
+    """Whether subtracting the other records' sum reveals which canaries are in a batch."""
     if not context.known or context.facts.known_background:
         return None
     return fact(
         True,
-        "the other records' sum was subtracted, and their batches say which ones a canary is in.",
+        "the other records' sum was subtracted, and their batches reveal which of them include a "
+        "canary.",
         consequence=Consequence.INVALIDATES,
         remedy="Leave background out of observe(), or declare Recorder(poisson=True) if every "
-        "record has a coin of its own.",
+        "record is sampled independently.",
     )
 
 
@@ -87,24 +106,24 @@ def canary_overlap(context: Context) -> Finding:
         consequence=Consequence.INVALIDATES,
         measured=mean,
         claimed=0.0,
-        remedy="Canaries that look alike share their noise, so that it seems smaller than it is: "
-        "take examples that differ, with random labels or inputs.",
+        remedy="Choose examples that differ, with random labels or inputs: similar canaries share "
+        "their noise, which then seems smaller than it is.",
         undermines=Assumption.INDEPENDENT_CANARIES,
     )
 
 
 @check("contribution", part=CLIPPING, decides=True, explains=SENSITIVITY)
 def contribution(context: Context) -> Finding:
-    """What a planting adds on average, in clip norms: more than it should, and a record may too."""
+    """What an included canary adds on average, in clip norms: a record may add as much."""
     transcript = context.transcript
     planted = int(transcript.canaries.planted.sum())
     if planted < _FEWEST_PLANTINGS:
-        return not_run(f"{_FEWEST_PLANTINGS} plantings, got {planted}")
+        return not_run(f"{_FEWEST_PLANTINGS} inclusions of canaries, got {planted}")
     estimate = planting(context)
     if estimate is None:
-        return not_run("canaries that are planted in some steps and not in others")
+        return not_run("canaries that are included in some steps and not in others")
     mean, error, freedom = estimate
-    # Examples have gradients of their own, some below the clip norm.
+    # Gradients of examples may be below the clip norm.
     expected = context.facts.contribution or 1.0
     more, p_value = mean > expected, _t_p_value(mean - expected, error, freedom)
     broken, implied = False, ""
@@ -112,26 +131,26 @@ def contribution(context: Context) -> Finding:
         broken, implied = context.breach(signal=(mean - 4 * error) / expected)
     return judged(
         p_value,
-        f"a planted canary adds {mean:.4f} clip norms to the sum, give or take {2.0 * error:.2g}.",
-        if_wrong=implied.strip(),
-        consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
+        f"an included canary adds {mean:.4f} clip norms to the sum (± {2.0 * error:.2g}).",
+        consequence=Consequence.LOOSENS,
+        breach=(broken, implied),
         measured=mean,
         interval=around(mean, error),
         claimed=expected,
-        remedy="One record counts for more than it should. Is every record clipped by itself, over "
-        "all tensors together, and counted once?"
+        remedy="Check that every record is clipped by itself, over all tensors together, and "
+        "counted once: one record adds more than the clip norm."
         if more
         else "Canaries are scaled down, or clipped together with others as the mean of a "
         "microbatch. The bound is lower than it could be, and what a record adds elsewhere was not "
-        "seen.",
+        "observed.",
         tolerable=abs(mean / expected - 1.0) < TOLERANCE,
-        sees=f"a contribution {max(NOTICED * error / expected, TOLERANCE):.1%} above the clip norm",
+        sees=f"a sensitivity {max(NOTICED * error / expected, TOLERANCE):.1%} above the clip norm",
         visible=NOTICED * error / expected,
     )
 
 
 def planting(context: Context) -> tuple[float, float, float] | None:
-    """What a planting adds on average, its standard error, and the freedom of that."""
+    """What an inclusion adds on average, its standard error, and the freedom of that."""
     return _planted_mean(context) if context.known else _planted_contrast(context.transcript)
 
 
@@ -143,7 +162,7 @@ def _t_p_value(difference: float, error: float, freedom: float) -> float:
 
 
 def _planted_mean(context: Context) -> tuple[float, float, float] | None:
-    """Planted observations against all others, the standard error, and its freedom.
+    """Observations with an included canary against all others, standard error and its freedom.
 
     Steps weigh by their declared noise.
     """
@@ -157,10 +176,10 @@ def _planted_mean(context: Context) -> tuple[float, float, float] | None:
 
 
 def _planted_contrast(transcript: Transcript) -> tuple[float, float, float] | None:
-    """Planted observations against the same canary's others, the standard error, its freedom.
+    """The same against the canary's own other observations.
 
-    What the other records add to a coordinate lasts from step to step, but the coin that plants
-    knows nothing of it: within a canary, the difference is the planting's alone.
+    What the other records add to a coordinate lasts from step to step, but the inclusion is drawn
+    independently of it: within a canary, the difference is due to the inclusion alone.
     """
     sums = transcript.canaries
     fit = within_canaries(
@@ -176,22 +195,22 @@ def _planted_contrast(transcript: Transcript) -> tuple[float, float, float] | No
     return fit.slope, error, float(fit.degrees_of_freedom)
 
 
-@check("even contribution", part=CLIPPING, explains="planted noise", reveals_individual=True)
+@check(
+    "even contribution",
+    part=CLIPPING,
+    explains="planted noise",
+    reveals_individual=True,
+    needs=(orthogonal, whole_clip_norm, noise),
+)
 def even_contribution(context: Context) -> Finding:
-    """Whether plantings add the same in all steps and for all canaries."""
+    """Whether inclusions add the same in all steps and for all canaries."""
     transcript = context.transcript
-    if not context.exact:
-        return not_run("a known background and canaries that are orthogonal by construction")
-    if context.facts.contribution is not None:
-        return not_run("canaries that are planted with the whole clip norm")
-    if context.noise.square == 0.0:
-        return not_run("noise")
     scale, freedom = context.even.scale, context.even.freedom
     steps, sums = transcript.steps, transcript.canaries
     counts = steps.planted.sum(axis=1).astype(np.float64)
     weights = counts / context.schedule**2
     if np.count_nonzero(counts) < 2 or counts.sum() < _FEWEST_PLANTINGS:
-        return not_run(f"{_FEWEST_PLANTINGS} plantings in two steps")
+        return not_run(f"{_FEWEST_PLANTINGS} inclusions of canaries in two steps")
     total = steps.planted_total.sum(axis=1) / context.schedule**2
     mean = float(total.sum() / weights.sum())
     left = total - mean * weights
@@ -213,8 +232,7 @@ def even_contribution(context: Context) -> Finding:
     worst = int(np.argmin(tests))
     return judged(
         p_value,
-        f"what a planting adds changes by {trend:+.3f} clip norms along the run.",
-        if_fine=", as it may by chance, and differs no more between steps and canaries.",
+        f"what an included canary adds changes by {trend:+.3f} clip norms along the run.",
         if_wrong=(
             "",
             "It differs between steps more than the noise explains.",
@@ -226,11 +244,11 @@ def even_contribution(context: Context) -> Finding:
         measured=trend,
         interval=around(trend, error),
         claimed=0.0,
-        remedy="Some records count for more than others, or at some times: is every record clipped "
-        "in every step, to the clip norm that the noise is scaled by?",
+        remedy="Check that every record is clipped in every step, to the clip norm that the noise "
+        "is scaled by: some records, or some steps, count for more than others.",
         tolerable=worst == 0 and abs(trend) < TOLERANCE,
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
-        sees=f"a contribution that changes by {NOTICED * error:.2g} clip norms along the run",
+        sees=f"a sensitivity that changes by {NOTICED * error:.2g} clip norms along the run",
     )
 
 
@@ -247,7 +265,7 @@ def _uneven(
 def _oddest(
     sums: NDArray[np.float64], weights: NDArray[np.float64], scale: float, freedom: float
 ) -> float:
-    """The same, by the one that is farthest off: a lone odd one is lost in the sum of squares."""
+    """The same, by the most extreme: a single one is lost in the sum of squares."""
     use = weights > 0.0
     farthest = float((np.abs(sums[use]) / np.sqrt(weights[use])).max())
     return min(1.0, float(np.count_nonzero(use)) * _t_p_value(farthest, scale, freedom))
@@ -258,18 +276,15 @@ def _oddest(
     part=CLIPPING,
     explains="planted noise, even contribution",
     reveals_individual=True,
+    needs=(*single_values, whole_clip_norm),
 )
 def single_plantings(context: Context) -> Finding:
-    """Whether any single planting adds more or less than noise around a clip norm explains."""
-    missing, steps = no_single_values(context), context.transcript.steps
-    if missing:
-        return not_run(missing)
-    if context.facts.contribution is not None:
-        return not_run("canaries that are planted with the whole clip norm")
+    """Whether any single inclusion adds more or less than noise around a clip norm explains."""
+    steps = context.transcript.steps
     seen = np.isfinite(steps.planted_most)
     count = int(steps.planted.sum(axis=1)[: seen.size][seen].sum())
     if count == 0:
-        return not_run("plantings")
+        return not_run("inclusions of canaries")
     most, least = float(steps.planted_most[seen].max()), float(steps.planted_least[seen].min())
     scale, freedom = context.even.scale, context.even.freedom
     half = context.spacing_in_deviations / 2.0
@@ -278,24 +293,24 @@ def single_plantings(context: Context) -> Finding:
     p_value = min(1.0, 2.0 * min(tails))
     upwards = tails[0] <= tails[1]
     unit = float(context.schedule.max())
-    # One planting's own noise: published to half a deviation.
+    # One inclusion's own noise: published to half a deviation.
     deviations = round_deviations((most if upwards else least) / scale)
     # The step is not recorded with it: in units of the noisiest step it is at most this far.
     furthest = 1.0 + unit * scale * deviations
     return judged(
         p_value,
-        f"of {count:,} plantings the one furthest off reads about {furthest:+.3g} clip norms, "
-        f"{abs(deviations):.1f} deviations of the noise from one.",
-        if_fine=", as the furthest of so many may by chance.",
+        f"of {count:,} inclusions of a canary, the most extreme measures about {furthest:+.3g} "
+        f"clip norms, {abs(deviations):.1f} standard deviations of the noise from 1.",
         consequence=Consequence.BREACH if upwards else Consequence.INVALIDATES,
         measured=furthest,
         claimed=1.0,
-        remedy="Some records add more than the clip norm in some steps: look for a branch that "
-        "does not clip (empty, padded or nan gradients, another device, another tensor)."
+        remedy="Look for a branch that does not clip (empty, padded or nan gradients, another "
+        "device, another tensor): some records add more than the clip norm in some steps."
         if upwards
-        else "Some plantings add far less than the clip norm, or something else besides.",
+        else "Find what else is added with the canary: some inclusions add far less than the clip "
+        "norm.",
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
-        sees=f"a single planting of {1.0 + unit * scale * 6.5:.3g} clip norms",
+        sees=f"a single record that adds {1.0 + unit * scale * 6.5:.3g} clip norms in one step",
     )
 
 
@@ -304,20 +319,18 @@ def single_plantings(context: Context) -> Finding:
     part=CLIPPING,
     explains="noise scale, equal variance, whole-run correlation, common noise, noise by "
     "coordinate, noise shape, noise extremes",
+    needs=(known, unit_sums),
     after_resume=True,
 )
 def carry_over(context: Context) -> Finding:
-    """Whether a present canary shows in steps that it was not sampled in."""
+    """Whether an inserted canary adds something in steps that it was not sampled in."""
     transcript = context.transcript
-    if not context.known:
-        return not_run("a known background: other records answer to earlier plantings")
-    if context.by_canary is None:
-        return not_run("sums of every canary in units of the declared noise")
+    assert context.by_canary is not None
     rest, total, _ = context.by_canary
     member, use = transcript.member, rest >= 1
     present, absent = use & member, use & ~member
     if min(np.count_nonzero(present), np.count_nonzero(absent)) < _FEWEST_CANARIES:
-        return not_run(f"{_FEWEST_CANARIES} present canaries that are not in every step")
+        return not_run(f"{_FEWEST_CANARIES} inserted canaries that are not in every step")
     counts = float(rest[present].sum()), float(rest[absent].sum())
     # Back to clip norms: the same in every step is more of the noise where that is less.
     unit = 1.0 / float((1.0 / context.schedule).mean())
@@ -326,14 +339,13 @@ def carry_over(context: Context) -> Finding:
     error = unit * context.even.scale * math.sqrt(1.0 / counts[0] + 1.0 / counts[1])
     return judged(
         _t_p_value(mean, error, context.even.freedom),
-        f"in steps it is not in, a present canary adds {mean:+.4f} clip norms to the sum.",
-        if_fine=", as it may by chance.",
+        f"in steps that do not include it, an inserted canary adds {mean:+.4f} clip norms.",
         consequence=Consequence.INVALIDATES,
         measured=mean,
         interval=around(mean, error),
         claimed=0.0,
-        remedy="Gradients of earlier steps are still there: clear them (zero_grad) after every "
-        "step, per-example gradients too; momentum must come after the noise.",
+        remedy="Clear gradients of earlier steps (zero_grad) after every step, per-example "
+        "gradients too, and apply momentum after the noise.",
         tolerable=abs(mean) < 0.1 * TOLERANCE,
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
     )
@@ -349,12 +361,12 @@ def step_count(context: Context) -> Finding:
     return counted_steps(
         taken=context.transcript.number_of_steps + skipped,
         accounted=accounted,
-        # A claim of the steps that were seen must not hide those that the accountant saw as well.
+        # A claim of the observed steps must not hide those that the accountant counted as well.
         counted=max(accounted, context.facts.accounted_steps or 0),
         breach=lambda most: context.breach(steps=most),
         unseen=f", {skipped:,} of them not observed," if skipped else "",
-        remedy="Every noisy release must be counted, those before going back to a checkpoint too: "
-        "attach the accountant before the first step.",
+        remedy="Attach the accountant before the first step: every noisy release counts, also "
+        "those before the run was reset to a checkpoint.",
     )
 
 
@@ -374,7 +386,7 @@ def counted_steps(
         taken: Steps that were released.
         accounted: Steps that the claim is about.
         counted: Steps that the accountant counted.
-        breach: Whether so many steps break the claim, and a sentence about it.
+        breach: Whether this many steps violate the claim, and a sentence about it.
         remedy: What to do where there were more than accounted for.
         unseen: How many of them were not observed, in words.
         note: What else to say of the steps.
@@ -385,7 +397,7 @@ def counted_steps(
     summary = f"{taken:,} steps were released{unseen} and {accounted:,} accounted for."
     if taken < counted:
         claimed = f", and {accounted:,} are claimed" if more else ""
-        summary = f"{taken:,} steps were seen{unseen} of {counted:,} that were accounted for"
+        summary = f"{taken:,} steps were recorded{unseen} of {counted:,} that were accounted for"
         summary = f"{summary}{claimed}."
     return fact(
         most != accounted or taken < counted,
@@ -394,7 +406,7 @@ def counted_steps(
         measured=float(most if more else taken),
         claimed=float(accounted),
         remedy=remedy if more else _WHOLE_RUN,
-        # Of steps that were not seen no fault shows.
+        # In steps that were not observed no fault is detected.
         visible=1.0 if taken < counted else None,
     )
 

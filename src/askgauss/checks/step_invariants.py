@@ -1,11 +1,10 @@
-"""Invariants of weights and steps, compared exactly: deterministic, without false positives."""
+"""Deterministic checks of weights and steps; they have no false positives by construction."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from askgauss.checks.context import Context
-from askgauss.checks.findings import fact, not_run
 from askgauss.checks.registry import (
     CLIPPING,
     NOISE_SCALE,
@@ -15,7 +14,9 @@ from askgauss.checks.registry import (
     WEIGHTS,
     Check,
     check,
+    fact,
     made,
+    not_run,
 )
 from askgauss.recording.facts import RunFacts, SettingFacts, StepFacts, WeightFacts
 from askgauss.results import Consequence, Finding
@@ -30,7 +31,7 @@ __all__ = [
     "schedule_checks",
 ]
 
-# A contribution this far above the clip norm is no rounding; one further still breaks the claim.
+# A contribution this far above the clip norm is no rounding; one further still violates the claim.
 _ABOVE = 1.001
 _FAR_ABOVE = 1.01
 # An error of a norm, as a share of the whole gradient's, that cancellation does not explain.
@@ -44,15 +45,15 @@ _BY_METRIC = "ReduceLROnPlateau"
 
 @check("weights moved by the release", part=WEIGHTS, decides=True)
 def moved_by_the_release(facts: WeightFacts) -> Finding:
-    """Whether every followed weight moved where the released gradient says, and why not."""
+    """Whether every tracked weight moved as the noisy gradient says, and why not."""
     if facts.unchecked:
-        return not_run(f"an optimizer that can be followed: {facts.unchecked}")
+        return not_run(f"an optimizer whose updates can be recomputed: {facts.unchecked}")
     if facts.steps == 0:
-        return not_run("a step that was followed to its end")
+        return not_run("a step that was observed to its end")
     if facts.otherwise == 0:
         said = (
-            f"in {facts.steps:,} steps, {facts.optimizer} moved all {facts.places:,} weights that "
-            "were followed where the released gradient says."
+            f"in {facts.steps:,} steps, the noisy gradient explains every update that "
+            f"{facts.optimizer} made to the {facts.places:,} tracked weights."
         )
         return fact(
             False,
@@ -60,43 +61,44 @@ def moved_by_the_release(facts: WeightFacts) -> Finding:
             consequence=Consequence.BREACH,
             measured=0.0,
             claimed=0.0,
-            sees=f"another move of any of {facts.places:,} weights",
+            sees=f"any update of {facts.places:,} tracked weights that the noisy gradient does not "
+            "explain",
         )
     only_scaled = facts.scaled == facts.otherwise
-    why = "something else wrote to them"
+    why = "other code wrote to them"
     if facts.closures and facts.regraded:
         why = "a closure computed the gradient again, after the noise"
     elif only_scaled:
-        why = f"the gradient was multiplied by {facts.factor:.4g} after it was released"
+        why = f"the gradient was multiplied by {facts.factor:.4g} after the noise"
     elif facts.regraded:
-        why = "the gradient was replaced after it was released"
+        why = "the gradient was replaced after the noise"
     return fact(
         True,
-        f"in {facts.otherwise:,} of {facts.steps:,} steps weights moved otherwise, first in step "
-        f"{facts.first:,} in {facts.tensor}, by {facts.excess:.3g} times the move of the release: "
-        f"{why}.",
-        # One factor for all may be postprocessing of the release; anything else is not known to be.
+        f"in {facts.otherwise:,} of {facts.steps:,} steps the noisy gradient does not explain the "
+        f"update, first in step {facts.first:,} in {facts.tensor}, where the rest is "
+        f"{facts.excess:.3g} times the explained update: {why}.",
+        # One factor for all may be postprocessing; anything else is not known to be.
         consequence=Consequence.INVALIDATES if only_scaled else Consequence.BREACH,
         measured=float(facts.otherwise),
         claimed=0.0,
-        remedy="A factor that comes from the released gradient alone is harmless: apply it before "
-        "the optimizer's own step, or through the learning rate."
+        remedy="If the factor is computed from the noisy gradient alone, apply it before the "
+        "optimizer's own step or through the learning rate: then it is postprocessing."
         if only_scaled
-        else "Let nothing but the private step write weights and gradients: no closure for the "
-        "wrapped optimizer, no second optimizer, no hook that changes gradients.",
+        else "Write weights and gradients in the private step only: no closure for the wrapped "
+        "optimizer, no second optimizer, no hook that changes gradients.",
     )
 
 
 @check("loaded optimizer state", part=WEIGHTS)
 def loaded_state(facts: WeightFacts) -> Finding | None:
-    """Whether every optimizer state that was loaded is one that this run had released."""
+    """Whether every loaded optimizer state follows from what this run released."""
     if facts.unseen:
         return None
     if facts.unchecked:
-        return not_run(f"an optimizer that can be followed: {facts.unchecked}")
+        return not_run(f"an optimizer whose updates can be recomputed: {facts.unchecked}")
     if facts.steps == 0:
-        return not_run("a step that was followed to its end")
-    said = "no optimizer state was loaded but what the noisy gradients or a checkpoint explain."
+        return not_run("a step that was observed to its end")
+    said = "noisy gradients or a checkpoint of this run explain every loaded optimizer state."
     if facts.loaded:
         said = (
             f"before step {facts.loaded_first:,}"
@@ -121,18 +123,19 @@ def loaded_state(facts: WeightFacts) -> Finding | None:
 
 @check("weights between steps", part=WEIGHTS)
 def weights_between_steps(facts: WeightFacts) -> Finding | None:
-    """Whether weights stayed as they were from each step to the next."""
+    """Whether weights changed outside the optimizer's steps."""
     if facts.unseen:
         return None
     declared = (
         f" {facts.declared:,} changes were declared postprocessing." if facts.declared else ""
     )
-    said = f"weights stayed as they were from each step to the next.{declared}"
+    said = f"weights did not change outside optimizer.step().{declared}"
     if facts.between:
         last = facts.between_first > facts.steps > 0
-        when = "after the last" if last else f"before step {facts.between_first:,}"
+        when = "after the last step" if last else f"before step {facts.between_first:,}"
+        often = "once" if facts.between == 1 else f"{facts.between:,} times"
         said = (
-            f"{facts.between:,} times weights had changed since the step before, first {when} in "
+            f"weights changed {often} outside optimizer.step(), first {when} in "
             f"{facts.between_tensor}.{declared}"
         )
     return fact(
@@ -142,22 +145,22 @@ def weights_between_steps(facts: WeightFacts) -> Finding | None:
         measured=float(facts.between),
         claimed=0.0,
         remedy="Find the code that writes weights outside optimizer.step(). If it reads released "
-        "weights and no data (clamping, rounding, decay by hand, an average of weights), put it "
+        "weights and no data (clamping, rounding, weight decay, an average of weights), put it "
         f"inside `with {facts.declare}:`.",
     )
 
 
 @check("closure", part=WEIGHTS)
 def closure(facts: WeightFacts) -> Finding | None:
-    """Whether a closure reached the optimizer, which may compute gradients again."""
+    """Whether a closure was passed to the optimizer, which may compute gradients again."""
     if facts.unseen or not facts.optimizer:
         return None
     followed = not facts.unchecked and facts.steps > 0 and facts.otherwise == 0
-    said = "no closure reached the optimizer that moves the weights."
+    said = "no closure was passed to the optimizer that updates the weights."
     if facts.closures:
         said = (
-            f"in {facts.closures:,} steps a closure reached {facts.optimizer}, which may compute "
-            "gradients again, without noise."
+            f"in {facts.closures:,} steps a closure was passed to {facts.optimizer}, which may "
+            "compute gradients again, without noise."
         )
     return fact(
         facts.closures > 0,
@@ -165,67 +168,68 @@ def closure(facts: WeightFacts) -> Finding | None:
         consequence=Consequence.INFORMS if followed else Consequence.INVALIDATES,
         measured=float(facts.closures),
         claimed=0.0,
-        remedy="Call step() without a closure, or use an Opacus that keeps it (1.1 or later).",
+        remedy="Call step() without a closure, or use Opacus 1.1 or later, which handles it.",
     )
 
 
 @check("trained parameters without canaries", part=TRAINED_PARAMETERS)
 def trained_parameters_without_canaries(facts: WeightFacts) -> Finding | None:
-    """Whether canaries, or watched coordinates, lie in every tensor that trained."""
+    """Whether every trained tensor has canaries or watched coordinates."""
     if facts.unseen or not facts.optimizer:
         return None
     shown = ", ".join((facts.bare_moved or facts.bare)[:3])
-    said = "canaries, or watched coordinates, lie in every tensor that trained."
+    said = "every trained tensor has canaries or watched coordinates."
     if facts.bare_moved:
-        said = f"{len(facts.bare_moved)} tensors without canaries moved: {shown}."
+        said = f"{len(facts.bare_moved)} tensors without canaries were trained: {shown}."
     elif facts.bare:
-        said = f"{len(facts.bare)} tensors may train, and hold no canaries: {shown}."
+        said = f"{len(facts.bare)} trainable tensors have no canaries: {shown}."
     return fact(
         bool(facts.bare or facts.bare_moved),
         said,
         consequence=Consequence.INVALIDATES if facts.bare_moved else Consequence.INFORMS,
         measured=float(len(facts.bare_moved or facts.bare)),
         claimed=0.0,
-        remedy="Thaw parameters before the audit is made, so that canaries lie in them too.",
+        remedy="Unfreeze parameters before the audit is created, so that canaries are placed in "
+        "them.",
     )
 
 
 @check("weights that never train", part=TRAINED_PARAMETERS)
 def weights_that_never_train(facts: WeightFacts) -> Finding | None:
-    """Whether there is a tensor that the run left as it was, or that noise alone moved."""
+    """Whether the run left a tensor unchanged, or only noise moved it."""
     if facts.unseen:
         return None
     if facts.steps == 0 or facts.tensors == 0:
-        return not_run("a step that was followed to its end")
+        return not_run("a step that was observed to its end")
     still, dead = facts.unmoved, facts.unreached
     nothing = len(still) == facts.tensors
     said = (
-        f"all {facts.tensors:,} tensors that were followed moved, and a record's gradient reached "
-        "each of them."
+        f"all {facts.tensors:,} tracked tensors were updated, and each received gradients of "
+        "records."
     )
     if nothing:
         said = (
-            f"nothing was trained: in {facts.steps:,} steps none of the {facts.places:,} weights "
-            "that were followed moved."
+            f"nothing was trained: in {facts.steps:,} steps none of the {facts.places:,} tracked "
+            "weights changed."
         )
     elif still:
-        said = f"{len(still)} of {facts.tensors:,} tensors never moved: {_first(still)}."
+        said = f"{len(still)} of {facts.tensors:,} tensors never changed: {_first(still)}."
     elif len(dead) == facts.tensors:
-        said = "nothing was learned: noise alone moved every tensor, no record's gradient came."
+        said = "nothing was learned: no tensor received a record's gradient, only noise."
     elif dead:
         said = (
-            f"noise alone moved {len(dead)} of {facts.tensors:,} tensors, where no record's "
-            f"gradient was seen in any step: {_first(dead)}."
+            f"{len(dead)} of {facts.tensors:,} tensors received only noise and no record's "
+            f"gradient in any step: {_first(dead)}."
         )
     return fact(
         bool(still or dead),
         said,
-        # What ships is then not what this optimizer was audited for.
+        # The released model is then not what this optimizer trained.
         consequence=Consequence.INVALIDATES if nothing else Consequence.INFORMS,
         measured=float(len(still or dead)),
         claimed=0.0,
-        remedy="Look whether the optimizer holds the tensors that the model uses: make it after "
-        "adapters are added and weights are cast or moved, and look at the learning rate.",
+        remedy="Check that the optimizer has the tensors that the model uses (create it after "
+        "adapters are added and weights are cast or moved), and the learning rate.",
     )
 
 
@@ -259,17 +263,17 @@ def frozen_parameters(facts: RunFacts) -> Finding | None:
     return fact(
         True,
         f"{len(frozen)} tensors were frozen during the audit ({shown}{more}): their canaries were "
-        "left out, and their noise was tested only in steps that were looked at exactly.",
+        "left out, and their noise was tested only in steps with exact checks.",
         consequence=Consequence.INFORMS,
         measured=float(len(frozen)),
         claimed=0.0,
-        remedy="To test these tensors too, make a new audit whenever the set of trained layers "
+        remedy="To test these tensors too, create a new audit whenever the set of trained layers "
         "changes.",
     )
 
 
 def _schedule(setting: SettingFacts) -> Finding:
-    """Whether a setting that moved may have followed the data."""
+    """Whether a setting that changed may depend on the data."""
     name, changes, steps = setting.name, setting.changes, setting.steps
     declared = (
         f" {setting.declared:,} changes were declared to be independent of the data, or made by a "
@@ -282,7 +286,7 @@ def _schedule(setting: SettingFacts) -> Finding:
         said += (
             f", up and down, first in step {setting.first:,}, and no schedule of the step number "
             "explains it. A value computed from the batch (norms, loss, batch size) without noise "
-            "leaks who is in it."
+            "reveals who is in it."
         )
     elif setting.adapted:
         said += ", adapted by the optimizer from a noisy count."
@@ -291,9 +295,9 @@ def _schedule(setting: SettingFacts) -> Finding:
     elif setting.scheduler:
         said += f", set by {setting.scheduler}."
     else:
-        said += "; no scheduler sets it: that it depends on the step alone is taken on trust."
+        said += "; no scheduler sets it (assumed to depend on the step alone, not verified)."
     if setting.scheduler == _BY_METRIC:
-        said += " That its metric is public, or was released with noise, is taken on trust."
+        said += " Its metric is assumed to be public or released with noise (not verified)."
     return fact(
         setting.erratic,
         f"{said}{declared}",
@@ -302,7 +306,7 @@ def _schedule(setting: SettingFacts) -> Finding:
         claimed=0.0,
         remedy=f"Keep the {name} constant, or make it a function of the step number. If it is "
         "computed from released (noisy) values alone, set it inside audit.postprocessing(). "
-        "Otherwise release it with noise, and account for that.",
+        "Otherwise release it with noise and account for it.",
     )
 
 
@@ -317,7 +321,7 @@ _SCHEDULES = {
 
 
 def schedule_checks(settings: Iterable[SettingFacts]) -> Iterator[Finding]:
-    """Whether settings that moved followed a schedule; what a step divides by has its own check."""
+    """Whether settings that changed followed a schedule; the divisor has a separate check."""
     for setting in settings:
         if setting.name != _DIVISOR and (setting.changes or setting.declared):
             other = Check(name=f"{setting.name} schedule", test=_schedule)
@@ -325,7 +329,7 @@ def schedule_checks(settings: Iterable[SettingFacts]) -> Iterator[Finding]:
 
 
 def _not_looked(facts: StepFacts) -> Finding:
-    return not_run(f"a step that can be looked at: {facts.unchecked or 'none was'}")
+    return not_run(f"a step with exact checks: {facts.unchecked or 'none was made'}")
 
 
 @check("record contributions", part=CLIPPING, exact=True, explains=f"{SENSITIVITY}, sum of records")
@@ -340,30 +344,30 @@ def record_contributions(context: Context) -> Finding | None:
     beyond = facts.largest > 1.0 + rounding
     if not beyond and not _exercised(facts):
         return not_run(
-            f"records whose gradients are longer than the clip norm, {FEW} of them or most of "
-            "those that were looked at: none or few were"
+            f"records whose gradients exceed the clip norm, {FEW} of them or most of those that "
+            "were checked: none or few did"
         )
     where = f" (step {facts.largest_step:,}, mostly in {facts.largest_tensor})" if beyond else ""
     how = "computed again" if facts.recomputed else "all that were in them"
-    # Above the norm by little is published with the digits that show it.
+    # Slightly above the norm needs more digits.
     largest = digits(facts.largest, 4 if beyond or facts.coarseness else 3)
     return fact(
         beyond,
         f"the largest of {_some(facts.records)} records in {facts.steps:,} steps, {how}, added "
-        f"{largest:g} clip norms to the sum{where}; {_some(facts.clipped)} had to be clipped."
+        f"{largest:g} clip norms to the sum{where}; {_some(facts.clipped)} exceeded the clip norm."
         f"{_rounding(context, facts)}",
         consequence=Consequence.BREACH
         if facts.largest > max(_FAR_ABOVE, 1.0 + rounding)
         else Consequence.INFORMS,
         measured=largest,
         claimed=1.0,
-        remedy="Clipping does not hold: a record may add one clip norm, whatever its gradient is.",
-        sees=f"any of {_some(facts.clipped)} long gradients let through",
+        remedy="Fix the clipping: a record may add at most one clip norm, whatever its gradient.",
+        sees=f"an unclipped gradient among {_some(facts.clipped)} above the clip norm",
     )
 
 
 def _rounding(context: Context, facts: StepFacts) -> str:
-    """What norms in a coarse number format cost."""
+    """The effect of norms in a coarse number format."""
     if not facts.coarseness:
         return ""
     most = 1.0 + facts.coarseness
@@ -378,21 +382,21 @@ def _rounding(context: Context, facts: StepFacts) -> str:
 
 
 def _exercised(facts: StepFacts) -> bool:
-    """Whether clipping had to act so often that no single record decides what is said of it.
+    """Whether enough gradients exceeded the clip norm that none of them is revealed.
 
-    One long gradient among short ones is somebody's: few of them are reported like none.
+    One long gradient among short ones belongs to a person: few are reported like none.
     """
     return facts.clipped >= FEW or facts.clipped >= max(2, facts.records // 2 + 1)
 
 
 def _some(count: int) -> str:
-    """Records of a fault, which are not none."""
+    """A number of records, rounded so that it reveals none."""
     return "a few" if count < FEW else about(count)
 
 
 @check("sum of records", part=CLIPPING, explains=SENSITIVITY)
 def sum_of_records(context: Context) -> Finding | None:
-    """Whether the sum before the noise is that of its clipped records."""
+    """Whether the sum before the noise is the sum of clipped gradients."""
     facts = context.facts.witness
     if facts is None or not facts.share > 0.0:
         return None
@@ -402,19 +406,19 @@ def sum_of_records(context: Context) -> Finding | None:
     where = f" (step {facts.off_step:,}, mostly in {facts.off_tensor})" if wrong else ""
     return fact(
         wrong,
-        f"the sum before the noise is up to {facts.off:.3g} clip norms from that of its clipped "
-        f"records, where rounding may give {facts.off_allowed:.2g}{where}.",
+        f"the sum before the noise differs by up to {facts.off:.3g} clip norms from the sum of the "
+        f"clipped gradients; rounding explains up to {facts.off_allowed:.2g}{where}.",
         consequence=Consequence.INVALIDATES,
         measured=digits(facts.off),
         claimed=0.0,
-        remedy="Something else than clipped records is in the sum. Is every layer clipped, over "
-        "all tensors together? If so, find what writes to the sum.",
+        remedy="Check that every layer is clipped, over all tensors together; then find what else "
+        "is written to the sum.",
     )
 
 
 @check("ghost norms", part=CLIPPING, explains=f"{SENSITIVITY}, sum of records")
 def ghost_norms(context: Context) -> Finding | None:
-    """Whether ghost clipping computes the norms of records."""
+    """Whether ghost clipping computes the right norms."""
     facts = context.facts.witness
     if facts is None or not facts.share > 0.0 or not facts.recomputed:
         return None
@@ -430,29 +434,29 @@ def ghost_norms(context: Context) -> Finding | None:
         )
     return fact(
         wrong,
-        f"norms that ghost clipping computed, against {_some(facts.records)} gradients computed "
-        f"again: {said}.",
+        f"the norms of ghost clipping were compared with {_some(facts.records)} recomputed "
+        f"gradients: {said}.",
         consequence=Consequence.INVALIDATES if facts.norm_off < 0.0 else Consequence.INFORMS,
         measured=digits(abs(facts.norm_off), 2),
         claimed=0.0,
-        remedy="Ghost clipping measures this layer wrongly: use grad_sample_mode='hooks', or a "
-        "later Opacus.",
+        remedy="Use grad_sample_mode='hooks', or a later Opacus: ghost clipping computes the norm "
+        "of this layer wrongly.",
     )
 
 
 @check("noise coverage", part=NOISE_SCALE)
 def noise_coverage(context: Context) -> Finding | None:
-    """Whether every trained tensor got noise."""
+    """Whether every trained tensor has noise."""
     facts = context.facts.witness
     if facts is None or not facts.share > 0.0:
         return None
     if facts.covered == 0:
-        return not_run("a step with noise that was looked at")
+        return not_run("a step with noise and exact checks")
     shown = ", ".join(facts.uncovered[:3])
-    said = f"every trained tensor got noise in the {facts.covered:,} steps looked at."
+    said = f"every trained tensor has noise in the {facts.covered:,} steps with exact checks."
     if facts.uncovered:
         said = (
-            f"{len(facts.uncovered)} trained tensors, or parts of them, got no noise, first in "
+            f"{len(facts.uncovered)} trained tensors, or parts of them, have no noise, first in "
             f"step {facts.uncovered_step:,}: {shown}."
         )
     return fact(
@@ -473,7 +477,7 @@ def divisor(context: Context) -> Finding | None:
         return None
     stated = next((item for item in context.facts.settings if item.name == _DIVISOR), None)
     if facts.divided == 0:
-        return not_run("a step that was watched at some coordinates")
+        return not_run("a step with watched coordinates")
     # One that only grows, or only shrinks, is a schedule of batch sizes.
     moving = stated is not None and stated.turns > 0
     wrong = facts.divisor_step > 0 or moving
@@ -482,7 +486,7 @@ def divisor(context: Context) -> Finding | None:
         said = (
             f"the stated number of records that a step divides by (expected_batch_size) changed "
             f"in {stated.changes:,} of {stated.steps:,} steps, first in step {stated.first:,}"
-            f"{', up and down.' if moving else '; that its schedule is public is taken on trust.'}"
+            f"{', up and down.' if moving else ' (its schedule is assumed public, not verified).'}"
         )
     if facts.uneven:
         said = (
@@ -500,8 +504,8 @@ def divisor(context: Context) -> Finding | None:
         consequence=Consequence.INVALIDATES,
         measured=digits(facts.most_divisor / max(facts.least_divisor, 1e-300)),
         claimed=1.0,
-        remedy="Divide by one constant, the expected batch size: the size of the batch, or of the "
-        "training set, tells who is in it.",
+        remedy="Divide by one constant, the expected batch size: the actual size of the batch, or "
+        "of the training set, reveals who is in it.",
     )
 
 
@@ -513,10 +517,10 @@ WEIGHT_CHECKS = (
     trained_parameters_without_canaries,
     weights_that_never_train,
 )
-"""Comparisons of how the weights moved with what was released."""
+"""Comparisons of weight updates with the noisy gradients."""
 
 STEP_CHECKS = (record_contributions, sum_of_records, ghost_norms, noise_coverage, divisor)
-"""Exact checks of the steps that were observed."""
+"""Exact checks of some steps."""
 
 RECORDING_CHECKS = (recording, frozen_parameters)
 """Whether the whole training was recorded."""

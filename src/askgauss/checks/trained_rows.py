@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from askgauss.checks.context import Context
-from askgauss.checks.findings import fact, not_run
-from askgauss.checks.registry import DRAWS, PER_SAMPLE_GRADIENT, SENSITIVITY, TRAINED_ROWS, check
+from askgauss.checks.registry import (
+    DRAWS,
+    PER_SAMPLE_GRADIENT,
+    SENSITIVITY,
+    TRAINED_ROWS,
+    check,
+    fact,
+    not_run,
+)
 from askgauss.recording.facts import RowFacts
 from askgauss.results import Consequence, Finding
 from askgauss.stats.rounding import FEW, about, digits
 
-__all__ = ["ROW_CHECKS"]
+__all__ = ["ROW_CHECKS", "TrainedRows", "mixed_records"]
 
-# Where records meet: what is said of it, and what to do.
+# Where records of a batch may mix: what is said of it, and what to do.
 _CAUSES = (
     (
         "forward",
         "the model's forward pass: outputs of one record change when other records of the batch "
         "are replaced",
         "Replace layers that mix records, such as batch normalisation or attention over the batch, "
-        "by layers that treat each record alone, such as GroupNorm or LayerNorm.",
+        "by layers that process each record separately, such as GroupNorm or LayerNorm.",
     ),
     (
         "inputs",
         "the model's inputs: rows are made of two records of the batch, as by mixup or cutmix",
-        "Augment each record by itself: mixup and cutmix put two records into one row, which is "
+        "Augment each record separately: mixup and cutmix put two records into one row, which is "
         "clipped as one.",
     ),
     (
@@ -47,14 +56,30 @@ _CAUSES = (
     ),
 )
 _LOOKED = {"forward": "the forward pass", "inputs": "the inputs", "loss": "the loss"}
+_ATTACHED = "a step whose batch was drawn while the audit was attached"
 
 
-@check("training loader", part=TRAINED_ROWS, explains=DRAWS)
-def training_loader(context: Context) -> Finding | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRows:
+    """The rows that were trained on, and the run that they are of."""
+
+    facts: RowFacts
+    context: Context
+
+
+def _seen(rows: TrainedRows) -> str:
+    unseen = rows.facts.unseen
+    return f"the rows and draws of every step: {unseen}" if unseen else ""
+
+
+def _compared(rows: TrainedRows) -> str:
+    return "" if rows.facts.compared else _ATTACHED
+
+
+@check("training loader", part=TRAINED_ROWS, explains=DRAWS, needs=(_seen,))
+def training_loader(rows: TrainedRows) -> Finding:
     """Whether the steps trained on batches of the audited loader."""
-    facts = context.facts.rows
-    if facts is None or facts.unseen:
-        return _unseen(facts)
+    facts = rows.facts
     other = f" ({facts.other})" if facts.other else ""
     broken, said = False, "no step trained on a batch of another loader."
     if facts.never_drawn:
@@ -71,7 +96,7 @@ def training_loader(context: Context) -> Finding | None:
             f"{facts.foreign_first:,}, the model was trained on a batch of another loader{other}."
         )
     elif facts.steps and facts.undrawn == facts.steps:
-        return not_run("a step whose batch was drawn while the audit was attached")
+        return not_run(_ATTACHED)
     return fact(
         broken,
         said,
@@ -79,22 +104,24 @@ def training_loader(context: Context) -> Finding | None:
         measured=float(facts.undrawn if facts.never_drawn else facts.foreign),
         claimed=0.0,
         remedy="Train on the loader that make_private returned, not on the one that was passed to "
-        "it: only that one draws batches as the accountant assumes. Attach the audit before the "
-        "first batch is drawn.",
+        "it: only the returned one draws batches as the accountant assumes. Attach the audit "
+        "before the first batch is drawn.",
         sees="any step on a batch of another loader",
     )
 
 
-@check("rows per record", part=TRAINED_ROWS, decides=True, explains=f"{DRAWS}, divisor")
-def rows_per_record(context: Context) -> Finding | None:
+@check(
+    "rows per record",
+    part=TRAINED_ROWS,
+    decides=True,
+    explains=f"{DRAWS}, divisor",
+    needs=(_seen, _compared),
+)
+def rows_per_record(rows: TrainedRows) -> Finding:
     """Whether a step has one row for each record drawn for it."""
-    facts = context.facts.rows
-    if facts is None or facts.unseen:
-        return _unseen(facts)
-    if facts.compared == 0:
-        return not_run("a step whose batch was drawn while the audit was attached")
+    facts = rows.facts
     if facts.more:
-        return _more_rows(context, facts)
+        return _more_rows(rows.context, facts)
     broken, said = bool(facts.fewer or facts.doubled), ""
     measured = 1.0
     if facts.fewer:
@@ -120,25 +147,25 @@ def rows_per_record(context: Context) -> Finding | None:
         consequence=Consequence.INVALIDATES,
         measured=digits(measured),
         claimed=1.0,
-        remedy="Train on the whole batch that was drawn: choosing records by what they hold is "
-        "not the sampling that was accounted for.",
+        remedy="Train on the whole batch that was drawn: selecting records by their content is not "
+        "the sampling that was accounted for.",
         sees="one row too many or too few in any step",
     )
 
 
 def _more_rows(context: Context, facts: RowFacts) -> Finding:
-    """More rows than records: a record's contribution is clipped once for each of its rows."""
+    """More rows than records: a record is clipped once for each of its rows."""
     average = facts.more_rows / max(facts.more_drawn, 1)
     where = f"in {_of(facts.more, facts)} steps, first in step {facts.more_first:,},"
     remedy = (
-        "Clip once for each record: average the gradients of its views before clipping, and send "
+        "Clip once for each record: average the gradients of its views before clipping, and pass "
         "each batch through the model once."
     )
     if facts.multiple:
         beyond, implied = _implied(context, facts, signal=float(facts.multiple))
         return fact(
             True,
-            f"{where} each record drawn has {facts.multiple} rows, each clipped by itself: one "
+            f"{where} each record drawn has {facts.multiple} rows, each clipped separately: one "
             f"record adds up to {facts.multiple} clip norms.{implied}",
             consequence=Consequence.BREACH if beyond else Consequence.INVALIDATES,
             measured=float(facts.multiple),
@@ -167,7 +194,7 @@ def _more_rows(context: Context, facts: RowFacts) -> Finding:
 def _implied(
     context: Context, facts: RowFacts, *, signal: float = 1.0, rate: float | None = None
 ) -> tuple[bool, str]:
-    """Whether so many steps with this contribution, or at this rate, break the claim."""
+    """Whether these steps, with this contribution or rate, violate the claim."""
     rate = rate or context.claimed_rate
     if context.claim is None or rate is None or not context.transcript.finite:
         return context.claim is None, ""
@@ -179,19 +206,15 @@ def _implied(
     return context.exceeds(by_step / level, rate)
 
 
-@check("repeated batches", part=TRAINED_ROWS, explains=DRAWS)
-def repeated_batches(context: Context) -> Finding | None:
-    """Whether a step had a draw of its own."""
-    facts = context.facts.rows
-    if facts is None or facts.unseen:
-        return _unseen(facts)
-    if facts.compared == 0:
-        return not_run("a step whose batch was drawn while the audit was attached")
+@check("repeated batches", part=TRAINED_ROWS, explains=DRAWS, needs=(_seen, _compared))
+def repeated_batches(rows: TrainedRows) -> Finding:
+    """Whether a batch was drawn for every step."""
+    facts = rows.facts
     said = "every step trained on a batch that was drawn for it."
     if facts.again:
         said = (
-            f"{_of(facts.again, facts)} steps, first step {facts.again_first:,}, had no draw of "
-            "their own: a batch that was drawn once was trained on again."
+            f"no batch was drawn for {_of(facts.again, facts)} steps, first step "
+            f"{facts.again_first:,}: an earlier batch was trained on again."
         )
     return fact(
         facts.again > 0,
@@ -199,19 +222,20 @@ def repeated_batches(context: Context) -> Finding | None:
         consequence=Consequence.INVALIDATES,
         measured=float(facts.again),
         claimed=0.0,
-        remedy="Draw a new batch for every step: each step is accounted for as a draw of its own.",
-        sees="any step without a draw of its own",
+        remedy="Draw a new batch for every step: the accountant counts each step as a new draw.",
+        sees="any step without a new draw",
     )
 
 
-@check("unused batches", part=TRAINED_ROWS, explains=f"{DRAWS}, step count")
-def unused_batches(context: Context) -> Finding | None:
+@check(
+    "unused batches",
+    part=TRAINED_ROWS,
+    explains=f"{DRAWS}, step count",
+    needs=(_seen, _compared),
+)
+def unused_batches(rows: TrainedRows) -> Finding:
     """Whether every batch was trained on that a later one followed or the model was given."""
-    facts = context.facts.rows
-    if facts is None or facts.unseen:
-        return _unseen(facts)
-    if facts.compared == 0:
-        return not_run("a step whose batch was drawn while the audit was attached")
+    facts = rows.facts
     said = "every batch that was drawn was trained on, up to the last one of each pass."
     if facts.dropped:
         empty = facts.unused_empty
@@ -225,11 +249,13 @@ def unused_batches(context: Context) -> Finding | None:
             f"{facts.unused_first:,}."
         )
     elif facts.unused:
-        said = f"equally many batches, {facts.unused:,} in all, were left out before every step."
+        said = (
+            f"the same number of batches, {facts.unused:,} in all, was skipped before every step."
+        )
     elif facts.skipped:
         said = (
-            f"every batch was trained on, but {facts.skipped:,} of whole passes over the loader; "
-            "which passes are trained on must not depend on records."
+            f"every batch was trained on except {facts.skipped:,} of whole passes over the loader "
+            "(assumed to be skipped independently of records, not verified)."
         )
     return fact(
         facts.dropped > 0,
@@ -237,16 +263,10 @@ def unused_batches(context: Context) -> Finding | None:
         consequence=Consequence.INVALIDATES,
         measured=float(facts.dropped),
         claimed=0.0,
-        remedy="Take a step for every batch, also an empty one: whether a batch is left out must "
+        remedy="Take a step for every batch, also an empty one: whether a batch is skipped must "
         "not depend on its records, their number or their loss.",
-        sees="any batch left out between two steps, or after the model was called with it",
+        sees="any batch skipped between two steps, or after the model was called with it",
     )
-
-
-def _unseen(facts: RowFacts | None) -> Finding | None:
-    if facts is None:
-        return None
-    return not_run(f"rows and draws of every step: {facts.unseen}")
 
 
 def _of(count: int, facts: RowFacts) -> str:
@@ -264,7 +284,7 @@ def _about(count: int) -> str:
     explains=f"{SENSITIVITY}, ghost norms, sum of records",
 )
 def mixed_records(context: Context) -> Finding | None:
-    """Whether records of a batch meet before they are clipped."""
+    """Whether records of a batch are mixed before they are clipped."""
     facts = context.facts.mixing
     if facts is None:
         return None
@@ -275,8 +295,8 @@ def mixed_records(context: Context) -> Finding | None:
             True,
             f"records are mixed before they are clipped, first seen in step {first:,}, by "
             + "; by ".join(said for _, said, _ in found)
-            + ". One record changes the clipped gradients of others: its contribution is not "
-            "bounded by the clip norm.",
+            + ". One record changes the clipped gradients of others: the clip norm does not bound "
+            "what it adds.",
             consequence=Consequence.INVALIDATES,
             measured=float(len(found)),
             claimed=0.0,
@@ -284,22 +304,22 @@ def mixed_records(context: Context) -> Finding | None:
         )
     looked = [said for kind, said in _LOOKED.items() if getattr(facts, kind)]
     missing = [
-        f"{said} ({getattr(facts, f'{kind}_unseen') or 'no step was looked at'})"
+        f"{said} ({getattr(facts, f'{kind}_unseen') or 'no step was tested'})"
         for kind, said in _LOOKED.items()
         if not getattr(facts, kind)
     ]
     if missing:
         clean = f"; {_listed(looked)} mixed no records" if looked else ""
-        return not_run(f"a look at {_listed(missing)}{clean}")
+        return not_run(f"a test of {_listed(missing)}{clean}")
     steps = min(facts.forward, facts.inputs, facts.loss)
     return fact(
         False,
-        f"in {steps:,} steps that were looked at, neither the inputs nor the forward pass nor the "
-        "loss mixed records.",
+        f"in {steps:,} tested steps, neither the inputs nor the forward pass nor the loss mixed "
+        "records.",
         consequence=Consequence.INVALIDATES,
         measured=0.0,
         claimed=0.0,
-        sees=f"mixing in the inputs, forward pass or loss of {steps:,} steps",
+        sees=f"mixing of records in the inputs, forward pass or loss of {steps:,} steps",
     )
 
 
@@ -307,5 +327,5 @@ def _listed(items: list[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
-ROW_CHECKS = (training_loader, rows_per_record, repeated_batches, unused_batches, mixed_records)
+ROW_CHECKS = (training_loader, rows_per_record, repeated_batches, unused_batches)
 """Checks of the rows that were trained on."""

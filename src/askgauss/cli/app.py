@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from askgauss._version import __version__, installed_versions
-from askgauss.cli.attest_command import attest
-from askgauss.cli.audit_commands import audit, compare, diagnose, report
-from askgauss.cli.check_command import check_results
+from askgauss import __version__
+from askgauss.cli.audit_commands import audit, compare, diagnose, replay, report
 from askgauss.cli.demo import demo
-from askgauss.cli.paper_commands import data, reproduce, sweep
-from askgauss.cli.program import Command, Program, config_option, debug_option, quiet_option
-from askgauss.cli.replay_command import replay
-from askgauss.cli.selftest import selftest
-from askgauss.cli.simulate_commands import faults, simulate
+from askgauss.cli.evidence_commands import attest, check_results, verify
+from askgauss.cli.explain_command import explain
+from askgauss.cli.planning_commands import faults, plan, selftest, simulate, theory
+from askgauss.cli.program import Command, ConfigFile, Debug, Program, Quiet
 from askgauss.cli.terminal import say
-from askgauss.cli.theory_commands import plan, theory
-from askgauss.cli.verify_command import verify
 from askgauss.cli.watch_command import watch
+from askgauss.files.run_folder import installed_versions
 
 __all__ = ["app", "main"]
 
@@ -45,36 +40,9 @@ def _print_version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def program(
     context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="TOML file with options: every key is the name of one.",
-            is_eager=True,
-            expose_value=False,
-            callback=config_option,
-        ),
-    ] = None,
-    debug: Annotated[
-        bool,
-        typer.Option(
-            "--debug",
-            help="Show the traceback of an error.",
-            is_eager=True,
-            expose_value=False,
-            callback=debug_option,
-        ),
-    ] = False,
-    quiet: Annotated[
-        bool,
-        typer.Option(
-            "--quiet",
-            help="Say nothing but errors: documents and the exit code are the answer.",
-            is_eager=True,
-            expose_value=False,
-            callback=quiet_option,
-        ),
-    ] = False,
+    config: ConfigFile = None,
+    debug: Debug = False,
+    quiet: Quiet = False,
     version: Annotated[
         bool,
         typer.Option(
@@ -105,11 +73,10 @@ def version() -> None:
 
 _PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "First steps": (demo, selftest, version),
-    "Audit": (audit, compare, diagnose, report),
+    "Audit": (audit, compare, diagnose, report, explain),
     "Evidence": (attest, verify, check_results),
     "During training": (watch, replay),
     "Before training": (plan, theory, simulate, faults),
-    "The paper": (data, reproduce, sweep),
 }
 for panel, commands in _PANELS.items():
     for command in commands:

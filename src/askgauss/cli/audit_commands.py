@@ -1,39 +1,50 @@
-"""Commands that read what a run left behind: audit, compare, diagnose, report."""
+"""Commands that answer about a run: audit, compare, diagnose, report, replay."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.util
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from askgauss.cli.destinations import Documents, Html, Json, Junit, Markdown, write_text
 from askgauss.cli.options import (
     ClipNorm,
     Confidence,
     Delta,
+    Documents,
     Epsilon,
     GateError,
+    Html,
+    Json,
+    Junit,
     Lenient,
+    Markdown,
     Membership,
     NoiseMultiplier,
     SamplingRate,
     Source,
     Steps,
+    Verbose,
     auditor_named,
     auditor_option,
     make_claim,
     read_input,
     standard_input,
+    write_text,
 )
 from askgauss.cli.program import ExitCode
 from askgauss.cli.terminal import note, one_line, printable, say, say_result
+from askgauss.exceptions import InvalidArgumentError
 
 if TYPE_CHECKING:
     from askgauss.files.run_folder import RunFolder
     from askgauss.results import AuditResult, Finding
 
-__all__ = ["audit", "compare", "diagnose", "read_result", "report"]
+__all__ = ["audit", "compare", "diagnose", "read_result", "replay", "report"]
 
 
 def audit(
@@ -52,6 +63,7 @@ def audit(
     steps: Steps = None,
     clip_norm: ClipNorm = None,
     lenient: Lenient = False,
+    verbose: Verbose = False,
     html: Html = None,
     json: Json = None,
     junit: Junit = None,
@@ -60,7 +72,7 @@ def audit(
     """Audit scores, a transcript or a run against what it claims.
 
     Exits with 0 if consistent with the claim, 1 on a violation, 2 if there is no answer, 3 if the
-    audit is inconclusive (with --lenient: 0) or invalid, or if there is no claim to hold it to.
+    audit is inconclusive (with --lenient: 0) or invalid, or if there is no claim.
     """
     outputs = Documents(html=html, json=json, junit=junit, markdown=markdown)
     method = auditor_named(auditor)
@@ -87,7 +99,7 @@ def audit(
     )
     result = with_provenance(result, given.provenance())
     if not outputs.on_stdout:
-        say_result(result)
+        say_result(result, verbose=verbose)
     outputs.write(result)
     raise typer.Exit(ExitCode.of(result, lenient=lenient))
 
@@ -143,20 +155,15 @@ def diagnose(
     Exits with 1 if the mechanism is broken, 3 if an audit would be invalid, 0 otherwise.
     """
     given = read_input(source)
-    details = (noise_multiplier, sampling_rate, steps, clip_norm)
-    claimed = any(value is not None for value in (epsilon, delta, given.claim, *details))
-    claim = (
-        make_claim(
-            epsilon,
-            delta,
-            noise_multiplier=noise_multiplier,
-            sampling_rate=sampling_rate,
-            steps=steps,
-            clip_norm=clip_norm,
-            found=given.claim,
-        )
-        if claimed
-        else None
+    claim = make_claim(
+        epsilon,
+        delta,
+        noise_multiplier=noise_multiplier,
+        sampling_rate=sampling_rate,
+        steps=steps,
+        clip_norm=clip_norm,
+        found=given.claim,
+        required=False,
     )
     from askgauss.checks import diagnose as run_checks
     from askgauss.files import codec
@@ -170,7 +177,9 @@ def diagnose(
         for finding in findings:
             if finding.status.value == "pass":
                 say(printable(str(finding)))
-        say(printable(describe(findings, data=given.data)))
+        facts = getattr(given.data, "facts", None)
+        exercised = () if facts is None else ("noise", *facts.exercised)
+        say(printable(describe(findings, exercised=exercised)))
         if private:
             say(PRIVATE_NOTE)
     if json is not None:
@@ -202,8 +211,7 @@ def report(
     """Render a result that was saved: as text, or as the documents asked for.
 
     Of a run it also writes report.html into its folder, unless another document is asked for. Of a
-    folder with several runs in it, such as a reproduction, it does so for each; of a sweep it shows
-    the table.
+    folder with several runs in it it does so for each.
     """
     outputs = Documents(html=html, json=json, junit=junit, markdown=markdown)
     if source != "-" and Path(source).is_dir():
@@ -216,15 +224,10 @@ def report(
 
 
 def _report_folder(place: Path, outputs: Documents) -> None:
-    from askgauss.cli.paper_commands import sweep_table
     from askgauss.exceptions import FileFormatError, InvalidArgumentError
     from askgauss.files.run_folder import RunFolder
 
     run = RunFolder(place)
-    table = sweep_table(place)
-    if table is not None:
-        say(printable(table))
-        return
     if run.result.is_file():
         _report_run(run, outputs)
         return
@@ -289,3 +292,130 @@ def read_result(source: str, *, regular: bool = False) -> AuditResult:
         raise FileFormatError(
             f"Cannot read {name} as a result: {error} Write one with askgauss audit --json."
         ) from error
+
+
+def replay(
+    training: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="The training function, train(data, replay); a file.py will do for a module.",
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="The records, or a function that makes them; by default `data` of the module.",
+        ),
+    ] = None,
+    leave_out: Annotated[
+        int | None, typer.Option(metavar="INDEX", help="The record to leave out.")
+    ] = None,
+    replace: Annotated[
+        int | None, typer.Option(metavar="INDEX", help="The record to replace instead.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="How many steps to take.")] = 5,
+    adjacency: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What the run claims: add-remove, replace-one or zero-out; by default the first, "
+            "and the second where a record is replaced.",
+        ),
+    ] = None,
+    plant: Annotated[
+        bool, typer.Option(help="Put the record into the batch of every other step.")
+    ] = True,
+    seed: Annotated[int, typer.Option(help="Where batches and noise come from.")] = 0,
+    html: Html = None,
+    json: Json = None,
+) -> None:
+    """Replay a training without one record, with the same random draws, and say what differed.
+
+    Runs the function, on data that should be few: a thousand records and a few steps are enough.
+    Exits with 0 if nothing differed but what may, 1 on a leak, 2 if there is no answer (a training
+    that is not deterministic, too), 3 if something could not be checked.
+    """
+    outputs = Documents(json=json, html=html)
+    function = _named(training, "MODULE:FUNCTION")
+    module = training.rpartition(":")[0]
+    records = _named(data if data is not None else f"{module}:data", "--data")
+    if callable(records) and not hasattr(records, "__getitem__"):
+        records = records()
+    from askgauss.replay import replay as run_replay
+
+    # What the training prints is not the answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        found = run_replay(
+            function,
+            records,
+            leave_out=leave_out,
+            replace=replace,
+            steps=steps,
+            adjacency=adjacency,  # type: ignore[arg-type]
+            plant=plant,
+            seed=seed,
+        )
+    if not outputs.on_stdout:
+        say_result(found)
+    documents = {json: found.to_json() + "\n"} if json is not None else {}
+    if html is not None:
+        from askgauss.report.html import render_replay
+
+        documents[html] = render_replay(found)
+    for path, text in documents.items():
+        # What differs between neighbouring data tells of the record.
+        write_text(path, text, private=True)
+    raise typer.Exit(ExitCode.of_replay(found))
+
+
+def _named(name: str, argument: str) -> Any:
+    """The object of a module that a ``module:name`` stands for."""
+    module, colon, attribute = name.rpartition(":")
+    if not colon or not module or not attribute:
+        raise InvalidArgumentError(
+            f"Expected {argument} to be like module:name or file.py:name, got {name!r}."
+        )
+    found: Any = _imported(module, argument)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise InvalidArgumentError(
+                f"Expected {argument} to name something in {module}, which has no {attribute!r}. "
+                "Name it as module:name; the records are --data."
+            )
+        found = getattr(found, part)
+    return found
+
+
+def _imported(module: str, argument: str) -> Any:
+    """A module by its name, looked for in the current folder too, or by its file."""
+    if module.endswith(".py"):
+        path = Path(module)
+        if not path.is_file():
+            raise InvalidArgumentError(
+                f"Expected {argument} to name a file, there is no {module!r}. Check the path."
+            )
+        name = path.stem
+        if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
+            return sys.modules[name]
+        sys.path.insert(0, str(path.parent.absolute()))
+        specification = importlib.util.spec_from_file_location(name, path)
+        assert specification is not None
+        assert specification.loader is not None
+        loaded = importlib.util.module_from_spec(specification)
+        sys.modules[name] = loaded
+        specification.loader.exec_module(loaded)
+        return loaded
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module + ".").startswith(error.name + "."):
+            raise InvalidArgumentError(
+                f"Expected {argument} to name a module, there is no {error.name!r} here. Run from "
+                "the folder it is in, or give its file: train.py:function."
+            ) from error
+        raise

@@ -6,6 +6,7 @@ import importlib.util
 import signal
 import threading
 import time
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -13,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from askgauss.cli.destinations import Documents
-from askgauss.cli.options import RunSteps, Seed, claim_of
+from askgauss.cli.options import Documents, RunSteps, Seed, claim_of
 from askgauss.cli.program import ExitCode, Interrupted
 from askgauss.cli.terminal import PRIVATE, ProgressBar, note, say, say_result
 from askgauss.exceptions import (
@@ -83,16 +83,9 @@ def demo(
 
     folder = RunFolder(run)
     options = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "steps": steps,
-        "batches": batches,
-        "clip_norm": clip_norm,
-        "learning_rate": learning_rate,
-        "hidden": hidden,
-        "noise_factor": noise_factor,
-        "backend": backend.value,
-        "seed": seed,
+        name: str(value) if isinstance(value, Backend) else value
+        for name, value in context.params.items()
+        if name not in ("run", "resume")
     }
     if resume:
         _check_resumable(folder, _given(context, options))
@@ -182,30 +175,16 @@ def _begin(folder: RunFolder, options: dict[str, Any]) -> RunRecord:
     from askgauss.files.run_folder import RunRecord
 
     backend = _backend(options["backend"])
-    claim = PrivacyClaim(epsilon=options["epsilon"], delta=options["delta"])
-    rate = 1.0 / options["batches"]
-    noise = accounting.dpsgd_noise_multiplier(
-        epsilon=claim.epsilon, delta=claim.delta, sampling_rate=rate, steps=options["steps"]
-    )
+    claimed: dict[str, Any] = {name: options[name] for name in ("epsilon", "delta", "steps")}
+    claimed["sampling_rate"] = 1.0 / options["batches"]
+    noise = accounting.dpsgd_noise_multiplier(**claimed)
+    claim = PrivacyClaim(**claimed, noise_multiplier=noise, clip_norm=options["clip_norm"])
     plan = DemoPlan(
-        steps=options["steps"],
-        sampling_rate=rate,
+        sampling_rate=claimed["sampling_rate"],
         noise_multiplier=noise,
-        noise_factor=options["noise_factor"],
-        clip_norm=options["clip_norm"],
-        learning_rate=options["learning_rate"],
-        hidden=options["hidden"],
-        seed=options["seed"],
+        **{field.name: options[field.name] for field in fields(DemoPlan) if field.name in options},
     )
-    stated = PrivacyClaim(
-        epsilon=claim.epsilon,
-        delta=claim.delta,
-        noise_multiplier=noise,
-        sampling_rate=rate,
-        steps=plan.steps,
-        clip_norm=plan.clip_norm,
-    )
-    asked = {"options": options, "backend": backend.value, "plan": plan, "claim": stated}
+    asked = {"options": options, "backend": backend.value, "plan": plan, "claim": claim}
     run = RunRecord(command="demo", config=codec.to_plain(asked))
     folder.write(run)
     return run
@@ -303,7 +282,7 @@ def _finish(folder: RunFolder) -> int:
 
     run = folder.read()
     result = audit(Transcript.load(folder.transcript), claim=claim_of(run))
-    say_result(result)
+    say_result(result, verbose=False)
     say(f"  accuracy    {run.facts['test accuracy']:.0%} of the test images")
     Documents(json=str(folder.result), html=str(folder.report)).write(result)
     note(f"the run is in {str(folder.path)!r}. Look at it with: askgauss report {folder.path}")

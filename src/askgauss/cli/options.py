@@ -1,17 +1,20 @@
-"""What several commands have in common: the claim, the auditor, the data."""
+"""What several commands share: the claim, the auditor, the data, and where documents go."""
 
 from __future__ import annotations
 
 import difflib
+import io
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
 import typer
 
+from askgauss.cli.program import explain_os_error
 from askgauss.cli.terminal import note
-from askgauss.exceptions import InvalidArgumentError, RecordingError
+from askgauss.exceptions import AskGaussError, InvalidArgumentError, RecordingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,21 +24,29 @@ if TYPE_CHECKING:
     from askgauss.evidence.provenance import Provenance
     from askgauss.files.run_folder import RunRecord
     from askgauss.recording.inputs import AuditInput
+    from askgauss.results import AuditResult
 
 __all__ = [
     "ClipNorm",
     "Confidence",
     "Delta",
+    "Documents",
     "Epsilon",
     "GateError",
+    "Html",
     "Input",
+    "Json",
+    "Junit",
     "Lenient",
+    "Markdown",
     "Membership",
     "NoiseMultiplier",
+    "OutputError",
     "SamplingRate",
     "Seed",
     "Source",
     "Steps",
+    "Verbose",
     "auditor_named",
     "auditor_option",
     "claim_of",
@@ -43,7 +54,10 @@ __all__ = [
     "nearest",
     "read_input",
     "standard_input",
+    "write_document",
+    "write_text",
 ]
+
 
 Source = Annotated[
     str,
@@ -82,6 +96,12 @@ Lenient = Annotated[
         show_default="strict",
     ),
 ]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", help="Print the whole result: scope, notes, source and findings."
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Root of every random choice.")]
 # Of a run that is simulated, planned or trained, not claimed.
 RunSteps = Annotated[int, typer.Option(help="Number of steps.")]
@@ -100,11 +120,13 @@ def make_claim(
     steps: int | None = None,
     clip_norm: float | None = None,
     found: PrivacyClaim | None = None,
+    required: bool = True,
 ) -> PrivacyClaim | None:
     """The claim to audit: what the options say, on top of what the run itself says.
 
     Returns:
-        None where only a delta was given: there is a bound then and no verdict.
+        None where only a delta was given: there is a bound then and no verdict. Also where nothing
+        was given and a claim is not required.
 
     Raises:
         InvalidArgumentError: There is no claim, or half of one.
@@ -123,7 +145,7 @@ def make_claim(
         return replace(base, epsilon=epsilon, delta=delta, **given)  # type: ignore[arg-type]
     if epsilon is None and delta is None and found is not None:
         return replace(found, **given)  # type: ignore[arg-type]
-    if epsilon is None and delta is not None and not given:
+    if epsilon is None and not given and (delta is not None or not required):
         return None
     missing = "--delta is" if epsilon is not None else "--epsilon is"
     if epsilon is None and delta is None:
@@ -308,3 +330,116 @@ def _read_file(path: Path, claim: PrivacyClaim | None) -> Input:
     # A folder, or a pipe that has a name, cannot be read once more.
     digest = file_digest(path) if path.is_file() else ""
     return Input(data=data, claim=claim, file=path.name, sha256=digest)
+
+
+STANDARD = "-"
+
+Json = Annotated[
+    str | None, typer.Option("--json", metavar="PATH|-", help="Write the result as JSON.")
+]
+Junit = Annotated[
+    str | None, typer.Option("--junit", metavar="PATH|-", help="Write JUnit XML for CI.")
+]
+Html = Annotated[
+    str | None, typer.Option("--html", metavar="PATH|-", help="Write the report as one HTML file.")
+]
+Markdown = Annotated[
+    str | None, typer.Option("--markdown", metavar="PATH|-", help="Write a Markdown summary.")
+]
+
+
+class OutputError(AskGaussError):
+    """A document could not be written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Documents:
+    """The documents asked for, each by its path; ``-`` is standard output."""
+
+    json: str | None = None
+    junit: str | None = None
+    html: str | None = None
+    markdown: str | None = None
+
+    def __post_init__(self) -> None:
+        names: dict[str, list[str]] = {}
+        for name, path in self._asked():
+            place = path if path == STANDARD else str(Path(path).absolute())
+            names.setdefault(place, []).append(f"--{name}")
+        for place, sharing in names.items():
+            if len(sharing) > 1:
+                where = "on standard output" if place == STANDARD else f"in {place!r}"
+                raise InvalidArgumentError(
+                    f"Expected one document {where}, got {' and '.join(sharing)}. Give all but one "
+                    "another path."
+                )
+
+    def _asked(self) -> list[tuple[str, str]]:
+        paths = [(item.name, getattr(self, item.name)) for item in fields(self)]
+        return [(name, path) for name, path in paths if path is not None]
+
+    @property
+    def on_stdout(self) -> bool:
+        """Whether standard output belongs to a document, and not to text for a person."""
+        return any(path == STANDARD for _, path in self._asked())
+
+    def write(self, result: AuditResult) -> None:
+        """Write every document asked for."""
+        # All are made before any is written: if one cannot be, none is.
+        documents = [(path, render(result, name)) for name, path in self._asked()]
+        for path, text in documents:
+            write_text(path, text, private=result.private)
+
+
+def render(result: AuditResult, form: str) -> str:
+    """A result as text of one of the forms that `Documents` names."""
+    if form == "json":
+        return result.to_json() + "\n"
+    from askgauss import report
+
+    renderers = {"junit": report.junit, "markdown": report.markdown, "html": report.render}
+    return renderers[form](result)
+
+
+def write_text(path: str, text: str, *, private: bool = False) -> None:
+    """Write text to a file, whole or not at all, or to standard output."""
+    write_document(path, lambda stream: stream.write(text.encode("utf-8")), private=private)
+
+
+def write_document(
+    path: str, write: Callable[[IO[bytes]], object], *, private: bool = False
+) -> None:
+    """Let ``write`` fill a file, whole or not at all, or standard output.
+
+    Args:
+        path: The file, or ``-``.
+        write: Writes the document to a stream.
+        private: Whether only its owner may read the file.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    if path == STANDARD:
+        # Put together first: a document that cannot be made leaves nothing behind here either.
+        buffer = io.BytesIO()
+        write(buffer)
+        sys.stdout.flush()
+        left = buffer.getbuffer()
+        while left:
+            # An unbuffered stream may take only a part, and says how much.
+            left = left[sys.stdout.buffer.write(left) :]
+        sys.stdout.buffer.flush()
+        return
+    from askgauss.files import atomic
+
+    target = Path(path)
+    try:
+        if target.exists() and not target.is_file():
+            # A device or a pipe is written to, never replaced; a folder fails here as it should.
+            with target.open("wb") as stream:
+                write(stream)
+        else:
+            with atomic.atomic_write(target, private=private) as stream:
+                write(stream)
+    except OSError as error:
+        raise OutputError(f"Cannot write {path!r}: {explain_os_error(error)}") from error

@@ -1,23 +1,30 @@
-"""How every command behaves: its exit codes, its errors, and the options they all share."""
+"""How every command behaves: exit codes, errors, shared options, and options from a file."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import os
 import sys
+import tomllib
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from askgauss.cli.config import apply_file
 from askgauss.cli.terminal import be_quiet, note, one_line
-from askgauss.exceptions import AskGaussError, AskGaussWarning
+from askgauss.exceptions import (
+    AskGaussError,
+    AskGaussWarning,
+    FileFormatError,
+    InvalidArgumentError,
+)
 
 if TYPE_CHECKING:
     from askgauss.replay import ReplayReport
@@ -25,15 +32,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Command",
+    "ConfigFile",
+    "Debug",
     "ExitCode",
     "Group",
     "Interrupted",
     "Program",
-    "config_option",
-    "debug_option",
+    "Quiet",
+    "apply_file",
     "explain_os_error",
-    "quiet_option",
 ]
+
 
 _CONFIG = "askgauss.config"
 _debug = False
@@ -209,9 +218,10 @@ class Program(Group):
         be_quiet(False)
         try:
             _claim_streams()
-            self._main_shell_completion({}, "askgauss", complete_var)
+            name = self.name or "askgauss"
+            self._main_shell_completion({}, name, complete_var)
             words = sys.argv[1:] if args is None else list(args)
-            with _warnings_as_notes(), self.make_context("askgauss", words, **extra) as context:
+            with _warnings_as_notes(), self.make_context(name, words, **extra) as context:
                 self.invoke(context)
                 # Here, so that a full disk or a closed pipe is met while it can be reported.
                 sys.stdout.flush()
@@ -242,7 +252,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def config_option(context: typer.Context, path: Path | None) -> Path | None:
+def _config_option(context: typer.Context, path: Path | None) -> Path | None:
     """Take options from a file: at once, or for the program when its command is known."""
     if path is not None and not context.resilient_parsing:
         context.meta[_CONFIG] = path
@@ -251,15 +261,140 @@ def config_option(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-def quiet_option(value: bool) -> bool:
+def _quiet_option(value: bool) -> bool:
     """Say nothing but errors from here on."""
     if value:
         be_quiet(True)
     return value
 
 
-def debug_option(value: bool) -> bool:
+def _debug_option(value: bool) -> bool:
     """Show tracebacks from here on."""
     global _debug
     _debug = _debug or value
     return value
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="TOML file with options: every key is the name of one.",
+        is_eager=True,
+        expose_value=False,
+        callback=_config_option,
+    ),
+]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug",
+        help="Show the traceback of an error.",
+        is_eager=True,
+        expose_value=False,
+        callback=_debug_option,
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        help="Say nothing but errors: documents and the exit code are the answer.",
+        is_eager=True,
+        expose_value=False,
+        callback=_quiet_option,
+    ),
+]
+
+
+def apply_file(context: typer.Context, path: Path) -> None:
+    """Let a file give the options that the command line does not.
+
+    Keys of the file are options of the command at hand; a table named after a command holds options
+    of that command only, so that one file can serve several.
+
+    Raises:
+        FileFormatError: The file is not TOML.
+        InvalidArgumentError: A key is no option, or a value is no single value or list.
+    """
+    from askgauss.files import atomic
+
+    try:
+        content = tomllib.loads(atomic.read_bytes(path).decode("utf-8"))
+    # Bad TOML, bad UTF-8 and integers of thousands of digits are ValueErrors each.
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"Cannot read {str(path)!r} as TOML: {error}.") from error
+    options: dict[str, Any] = {}
+    table = content
+    for outer, inner in pairwise(_chain(context)):
+        inside = {key: value for key, value in table.items() if isinstance(value, dict)}
+        for name in inside:
+            _known(name, list(outer.command.commands), "command", path)
+        options |= {key: value for key, value in table.items() if key not in inside}
+        table = inside.get(inner.info_name, {})
+    options |= table
+    context.default_map = {
+        _parameter(context.command, key, path): _words(key, value, path)
+        for key, value in options.items()
+    }
+    for parameter in context.command.params:
+        _check_code(parameter, context.default_map.get(str(parameter.name)), path)
+
+
+def _chain(context: typer.Context) -> list[Any]:
+    """The contexts from the program down to the command at hand."""
+    chain: list[Any] = [context]
+    while chain[0].parent is not None:
+        chain.insert(0, chain[0].parent)
+    return chain
+
+
+def _parameter(command: Any, key: str, path: Path) -> str:
+    """The parameter behind the name of an option."""
+    names = {
+        option.removeprefix("--"): str(parameter.name)
+        for parameter in command.params
+        for option in parameter.opts
+        if parameter.param_type_name == "option" and option.startswith("--")
+    }
+    _known(key, list(names), "option", path)
+    return names[key]
+
+
+def _check_code(parameter: Any, given: str | list[str] | None, path: Path) -> None:
+    """Refuse what would have a module imported: that is for whoever types the command to say."""
+    named = [given] if isinstance(given, str) else given or []
+    takes_code = parameter.name == "auditor" or "MODULE" in (parameter.metavar or "")
+    for value in named:
+        if takes_code and ":" in value:
+            raise InvalidArgumentError(
+                f"Expected {parameter.name!r} in {str(path)!r} to be a name, got {value!r}: a file "
+                "runs no code. Give what is to be imported on the command line."
+            )
+
+
+def _known(key: str, names: list[str], what: str, path: Path) -> None:
+    if key in names:
+        return
+    nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
+    raise InvalidArgumentError(
+        f"Expected every key of {str(path)!r} to be the name of {'an' if what == 'option' else 'a'}"
+        f" {what}, got {key!r}. The nearest is {nearest[0]!r}."
+        if nearest
+        else f"Expected no key {key!r} in {str(path)!r}: there is no {what} to set."
+    )
+
+
+def _words(key: str, value: Any, path: Path) -> str | list[str]:
+    """A value as it would stand on the command line, so that it is read the same way."""
+    if isinstance(value, list):
+        return [str(_words(key, item, path)) for item in value]
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float, str)):
+        return str(value)
+    raise InvalidArgumentError(
+        f"Expected {key!r} in {str(path)!r} to be a number, text, true or false, or a list of "
+        f"them, got a {type(value).__name__}."
+    )

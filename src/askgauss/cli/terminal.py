@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -81,11 +81,15 @@ def note(text: str, *, always: bool = False) -> None:
         say(f"askgauss: {one_line(text)}", error=True)
 
 
-def say_result(result: AuditResult | ReplayReport) -> None:
-    """The result as text; on a terminal its verdict and failed checks stand out."""
+def say_result(result: AuditResult | ReplayReport, *, verbose: bool = True) -> None:
+    """The result as text, whole or in a few lines; on a terminal its verdict stands out."""
     if _quiet:
         return
     text = printable(str(result))
+    if not verbose:
+        from askgauss.report.words import brief
+
+        text = printable(brief(cast("AuditResult", result)))
     if colourful():
         verdict = "" if result.verdict is None else result.verdict.value
         if verdict and text.startswith(verdict):

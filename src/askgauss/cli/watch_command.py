@@ -45,7 +45,7 @@ def watch(
     _validate.within(0, _LONGEST_PAUSE, closed="right", interval=interval)
     follower = Follower(run)
     if serve:
-        from askgauss.cli.watch_server import serve_forever
+        from askgauss.cli.watch_view import serve_forever
 
         _validate.within(0, 65535, closed="both", port=port)
         view = follower.look()

@@ -14,11 +14,12 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from askgauss import policy
+from askgauss import __version__, policy
 from askgauss._text import number, one_line
+from askgauss.checks.registry import severity
 from askgauss.evidence.standard import Standard
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.report.markdown import escaped
+from askgauss.report.ci_documents import escaped
 from askgauss.report.words import advice, measured, scope_line
 from askgauss.results import AuditResult, Finding, Status, Verdict
 
@@ -161,7 +162,12 @@ def _statement(
 
 def _not_tested(result: AuditResult) -> str:
     """In what the audit is not the default one; empty where it is."""
-    shortfalls = Standard().shortfalls(result)
+    shortfalls = list(Standard().shortfalls(result))
+    if result.version != __version__:
+        shortfalls.append(
+            f"it was made with askgauss {_version(result)}, and what was tested cannot be compared "
+            f"with its checks by {__version__}"
+        )
     return f"not tested by the default audit: {'; '.join(shortfalls)}" if shortfalls else ""
 
 
@@ -328,7 +334,7 @@ def _sarif_result(finding: Finding, rules: list[str], result: AuditResult) -> di
         "level": level,
         "message": {"text": said},
     }
-    numbers = {
+    details: dict[str, float | str] = {
         name: value
         for name, value in (
             ("measured", finding.measured),
@@ -337,8 +343,11 @@ def _sarif_result(finding: Finding, rules: list[str], result: AuditResult) -> di
         )
         if value is not None and math.isfinite(value)
     }
-    if numbers:
-        found["properties"] = numbers
+    rank = severity(finding)
+    if rank is not None and kind == "fail":
+        details["severity"] = rank.value
+    if details:
+        found["properties"] = details
     source = result.provenance
     if source is not None and source.file:
         # Code scanning shows only what has a place; the file that was audited is one.
@@ -355,7 +364,7 @@ def _card(result: AuditResult, subjects: dict[str, str], digest: str) -> str:
         ("claimed", "none" if claim is None else str(claim)),
         ("measured", measured(result)),
         ("standard", _not_tested(result)),
-        ("would see", result.sight),
+        ("power", result.sight),
         *result.scope_rows(),
         *(("note", note) for note in result.notes),
         ("files", "; ".join(f"{name} sha256:{item}" for name, item in subjects.items())),

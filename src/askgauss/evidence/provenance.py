@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path, PureWindowsPath
 from typing import IO
 
-from askgauss._version import __version__
+from askgauss import __version__
 from askgauss.results import AuditResult
 
 __all__ = ["DigestingStream", "Provenance", "file_digest", "provenance", "with_provenance"]

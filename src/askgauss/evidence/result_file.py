@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
-from askgauss import _validate, policy
-from askgauss._version import __version__
+from askgauss import __version__, _validate, policy
 from askgauss.auditors import GaussianShift, OneRun, auditor_from_options
 from askgauss.auditors.auditor import Auditor
 from askgauss.checks.scope import OUTSIDE, scope_of
@@ -200,6 +199,11 @@ def _check_decision(result: AuditResult) -> None:
     known = result.summary is not None and result.summary.run.background == "known"
     if known and not result.private and any(map(is_handful, (result.present, result.absent))):
         raise _contradiction("private", False, True)
+    if bool(result.scope) != (result.summary is not None):
+        raise FileFormatError(
+            "Expected what was tested and the facts of the run together, got one without the "
+            "other: it was damaged or edited. Audit the run again."
+        )
     if same_version and result.summary is not None:
         found = scope_of(result.findings, result.summary.run.passed)
         if result.scope != found:

@@ -7,10 +7,10 @@ from typing import Any
 
 from askgauss import _validate
 from askgauss.auditors.auditor import Auditor
-from askgauss.auditors.clopper_pearson import ClopperPearson
 from askgauss.auditors.gaussian_scores import GaussianShift
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
-from askgauss.checks.stopping import stated_share
+from askgauss.auditors.thresholding import ClopperPearson
+from askgauss.checks.gate import stated_share
 from askgauss.results import AuditResult
 
 __all__ = ["Standard"]
@@ -45,9 +45,12 @@ class Standard:
             found.append(
                 "its checks were not run (diagnostics=False), so only the bound was tested"
             )
-        expected = [self.auditor.name] if self.auditor else _default_names(result)
-        if result.auditor.name not in expected:
-            found.append(f"its method is {result.auditor.name} instead of {' or '.join(expected)}")
+        expected = [self.auditor] if self.auditor else _defaults(result)
+        names = dict.fromkeys(item.name for item in expected)
+        if result.auditor.name not in names:
+            found.append(f"its method is {result.auditor.name} instead of {' or '.join(names)}")
+        elif result.auditor not in expected:
+            found.append(f"its method {result.auditor.name} has other options")
         # A watched run that was ended early is stated with less error.
         share = stated_share(result.findings)
         standard = {
@@ -61,11 +64,13 @@ class Standard:
         return tuple(found)
 
 
-def _default_names(result: AuditResult) -> list[str]:
-    """The methods that the default audit may end with, of data of this kind."""
-    shift, steps = GaussianShift().name, SubsampledGaussian().name
+def _defaults(result: AuditResult) -> list[Auditor[Any]]:
+    """The methods that the default audit may choose, of data of this kind."""
     if not result.noise_declared:
-        return [shift, ClopperPearson().name]
+        return [GaussianShift(), ClopperPearson()]
+    replaced = (False, True)
+    steps: list[Auditor[Any]] = [SubsampledGaussian(replaced=item) for item in replaced]
+    shift: list[Auditor[Any]] = [GaussianShift(replaced=item) for item in replaced]
     if result.summary is None:
-        return [steps, shift]
-    return [steps] if result.summary.run.source == "transcript" else [shift]
+        return [*steps, *shift]
+    return steps if result.summary.run.source == "transcript" else shift

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from askgauss import __version__
 from askgauss._text import confidence_in_words, number
-from askgauss._version import __version__
 from askgauss.auditing import audit, audited, with_findings
 from askgauss.evidence.consistency import check_consistency
 from askgauss.evidence.standard import Standard
 from askgauss.exceptions import AskGaussError, FileFormatError
 from askgauss.recording.transcript import LinearTranscript, Transcript
-from askgauss.replay.joining import joined_findings
-from askgauss.replay.replay_report import ReplayReport
+from askgauss.replay.replay_report import ReplayReport, joined_findings
 from askgauss.results import AuditResult, Finding, Status
 from askgauss.scores import CanaryScores
 
@@ -62,6 +62,7 @@ _MONITOR = "monitor"
 _MACHINE, _WATCHED = "environment", "watched"
 # Rests on the accountant's own epsilon too, which is asked for when the result is made.
 _ACCOUNTED = "accounted epsilon"
+_OWN_EPSILON = re.compile(r"; the accountant itself says ([^ ;]+)")
 _LABELS = {"holds": "OK", "fails": "FAILED", "not checked": "not checked"}
 
 
@@ -127,7 +128,7 @@ def verify(
         _version(result),
         _file(result, sha256),
         *_computed_again(result, data, standard or Standard()),
-        *_taken_on_trust(result),
+        *_taken_on_trust(result, data),
         *_replayed(result, replay),
         _commitment(result, data, commitment),
     )
@@ -141,12 +142,28 @@ def _part(name: str, holds: bool | None, good: str, bad: str = "") -> VerifiedPa
     return VerifiedPart(name=name, status=status, summary=bad if holds is False else good)
 
 
-def _taken_on_trust(result: AuditResult) -> tuple[VerifiedPart, ...]:
-    """What a result says that no transcript holds."""
-    if result.watched is None and all(x.check != _MONITOR for x in result.findings):
-        return ()
-    said = "what it saw while the run trained is the word of whoever made the result."
-    return (_part("monitor", None, said),)
+def _taken_on_trust(result: AuditResult, data: Data) -> Iterator[VerifiedPart]:
+    """What a result says that the data do not hold."""
+    if result.watched is not None or any(x.check == _MONITOR for x in result.findings):
+        said = "what it saw while the run trained is the word of whoever made the result."
+        yield _part("monitor", None, said)
+    if _own_epsilon(result) is not None:
+        said = "its own epsilon, as the result states it, is the word of whoever made the result."
+        yield _part("accountant", None, said)
+    recorded = data.metadata.membership if isinstance(data, CanaryScores) else result.membership
+    if result.membership != recorded:
+        said = f"that it was {result.membership} is the word of whoever audited the scores."
+        yield _part("membership", None, said)
+
+
+def _own_epsilon(result: AuditResult) -> float | None:
+    """What the accountant itself says, as a result states it."""
+    stated = next((item.summary for item in result.findings if item.check == _ACCOUNTED), "")
+    found = _OWN_EPSILON.search(stated)
+    try:
+        return None if found is None else float(found[1])
+    except ValueError:
+        return None
 
 
 def _version(result: AuditResult) -> VerifiedPart:
@@ -187,6 +204,9 @@ def _computed_again(
         # Where the scores do not record it, it is the word of whoever audited them.
         if isinstance(data, CanaryScores) and result.membership is not None:
             data = data.with_membership(result.membership)
+        own_epsilon = _own_epsilon(result)
+        if isinstance(data, Transcript) and own_epsilon is not None:
+            data = data.with_facts(replace(data.facts, accounted_epsilon=own_epsilon))
         wanted = _audited(result, data, standard, audit)
         own = wanted
         if _plain_of(result, _OPTIONS) != _plain_of(wanted, _OPTIONS):
@@ -207,7 +227,7 @@ def _computed_again(
             continue
         differ = list(_differences(stated, found))
         if name == "checks":
-            differ += _live_differences(result, own)
+            differ += _live_differences(result)
             if not differ and [*stated["findings"]] != [*found["findings"]]:
                 differ.append("the order of findings")
         good, bad = _words(name, result, own)
@@ -305,9 +325,7 @@ def _comparable(result: AuditResult, fields: tuple[str, ...]) -> dict[str, Any]:
     plain = _plain_of(result, fields)
     if "findings" in plain:
         plain["findings"] = {
-            item["check"]: item
-            for item in plain["findings"]
-            if item["check"] not in (_MONITOR, _ACCOUNTED)
+            item["check"]: item for item in plain["findings"] if item["check"] != _MONITOR
         }
     if "metadata" in plain:
         plain["metadata"].pop(_WATCHED, None)
@@ -347,18 +365,13 @@ def _alike(stated: Any, found: Any, where: str) -> bool:
     return bool(stated == found)
 
 
-def _live_differences(result: AuditResult, own: AuditResult) -> Iterator[str]:
-    """Checks that need more than the data: stated ones may be worse than these, never better."""
+def _live_differences(result: AuditResult) -> Iterator[str]:
+    """Findings that are stated twice, and what a monitor saw: it may only add a warning."""
     names = [item.check for item in result.findings]
     yield from (f"findings.{name} (twice)" for name in sorted(set(names)) if names.count(name) > 1)
-    stated, found = ({item.check: item.status for item in one.findings} for one in (result, own))
+    stated = {item.check: item.status for item in result.findings}
     if stated.get(_MONITOR, Status.WARN) is not Status.WARN:
         yield f"findings.{_MONITOR}"
-    allowed = {found.get(_ACCOUNTED)}
-    if Status.PASS in allowed:
-        allowed.add(Status.WARN)
-    if stated.get(_ACCOUNTED) not in allowed:
-        yield f"findings.{_ACCOUNTED}"
 
 
 def _of_a_replay(finding: Finding) -> bool:

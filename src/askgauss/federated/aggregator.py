@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from askgauss import _validate
-from askgauss.audited_run import AuditedRun
+from askgauss.auditing import AuditedRun
 from askgauss.canaries import DiracCanaries
 from askgauss.exceptions import NotDefinedError
 from askgauss.federated.clients import CanaryClients, Divisor

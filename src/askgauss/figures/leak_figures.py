@@ -14,7 +14,7 @@ from scipy.special import expit, ndtr, ndtri
 
 from askgauss import accounting
 from askgauss._text import number, one_line
-from askgauss.auditors.step_evidence import StepEvidence
+from askgauss.auditors.subsampled_gaussian import StepEvidence
 from askgauss.exceptions import InvalidArgumentError, NotDefinedError
 from askgauss.figures import style
 from askgauss.figures.style import AuditFigure, NothingToDrawError
@@ -427,7 +427,8 @@ class TradeOffCurves(AuditFigure):
         ax.set_xlim(floor, 1.0)
         ax.set_ylim(floor, 1.0)
         ax.set_box_aspect(1)
-        style.rate_ticks(ax)
+        style.log_ticks(ax.xaxis, most=8)
+        style.log_ticks(ax.yaxis, most=8)
         if ax.get_legend_handles_labels()[0]:
             style.legend(ax, loc="center")
         return ax
@@ -675,7 +676,7 @@ def _check_law(result: AuditResult) -> None:
     """Refuse methods and bounds that say nothing of other sizes."""
     name, point = result.auditor.name, result.epsilon_point
     if name not in (*_OF_SCORES, _OF_STEPS):
-        raise NothingToDrawError(f"{name} has no law to say what other sizes would show.")
+        raise NothingToDrawError(f"{name} has no model of what other sizes would show.")
     if not result.usable:
         raise NothingToDrawError("an assumption of the bound failed.")
     if point is not None and result.epsilon_lower > point:

@@ -95,8 +95,8 @@ class ScoreHistogram(AuditFigure):
         outside: Number of scores beyond the ends, counted in the outermost bins.
     """
 
-    title = "Present and absent scores"
-    label = "Histograms of the scores of present and absent canaries with fits."
+    title = "Scores of inserted and held-out canaries"
+    label = "Histograms of the scores of inserted and held-out canaries with fits."
 
     edges: Array
     present: Array
@@ -147,7 +147,7 @@ class ScoreHistogram(AuditFigure):
     @property
     def caption(self) -> str:
         """What the figure shows."""
-        law = "; dashes the law of the mechanism as it is described."
+        law = "; dashes the distribution under the mechanism as described."
         outside = f" {self.outside:,} scores lie outside, in the last bins."
         return (
             "Lines are the fitted Gaussians"
@@ -320,7 +320,7 @@ class Convergence(AuditFigure):
 
     title = "Convergence to the Gaussian"
     label = "Kolmogorov distance from the Gaussian by number of steps."
-    caption = "Distance between the law of a present score and a Gaussian."
+    caption = "Distance between the distribution of an inserted canary's score and a Gaussian."
 
     steps: Array
     exact: Array
@@ -364,6 +364,6 @@ class Convergence(AuditFigure):
         ax.set_yscale("log")
         style.tidy(ax, x="number of steps", y="Kolmogorov distance")
         style.count_ticks(ax)
-        style.plain_ticks(ax)
+        style.log_ticks(ax.yaxis, 1.0, 2.0, 5.0)
         style.legend(ax, loc="upper right")
         return ax

@@ -34,9 +34,7 @@ __all__ = [
     "few_ticks",
     "label",
     "legend",
-    "plain_ticks",
-    "power_ticks",
-    "rate_ticks",
+    "log_ticks",
     "tidy",
 ]
 
@@ -157,19 +155,18 @@ def label(text: str) -> str:
     return shown if len(shown) <= _LONGEST else "…" + shown[1 - _LONGEST :]
 
 
-def count_ticks(ax: Axes) -> None:
-    """Numbers in full on a logarithmic axis that counts things, few enough to stand apart."""
+def log_ticks(axis: Axis, *subs: float, form: str = "{:g}", most: int = 6) -> None:
+    """Plain numbers on a logarithmic axis, at these multiples of powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    ax.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 3.0), numticks=6))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axis.set_major_locator(LogLocator(base=10, subs=subs or (1.0,), numticks=most))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: form.format(value)))
 
 
-def rate_ticks(ax: Axes) -> None:
-    """Powers of ten as plain numbers on two logarithmic axes."""
-    _powers(ax.xaxis)
-    _powers(ax.yaxis)
+def count_ticks(ax: Axes) -> None:
+    """Numbers in full on a logarithmic axis that counts things, few enough to stand apart."""
+    log_ticks(ax.xaxis, 1.0, 3.0, form="{:,.0f}")
 
 
 def few_ticks(ax: Axes) -> None:
@@ -178,25 +175,3 @@ def few_ticks(ax: Axes) -> None:
 
     ax.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-
-
-def plain_ticks(ax: Axes) -> None:
-    """Plain numbers on a logarithmic vertical axis."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    ax.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=6))
-    ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def power_ticks(ax: Axes) -> None:
-    """Powers of ten as plain numbers on a logarithmic vertical axis."""
-    _powers(ax.yaxis)
-
-
-def _powers(axis: Axis) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axis.set_major_locator(LogLocator(base=10, numticks=8))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -18,7 +18,7 @@ import scipy
 from numpy.typing import NDArray
 from scipy.special import chdtri, ndtr
 
-from askgauss.checks.causes import resumed_at
+from askgauss.checks.gate import resumed_at
 from askgauss.exceptions import FileFormatError
 from askgauss.files import codec
 from askgauss.recording.facts import RunFacts
@@ -363,77 +363,40 @@ def summarise(data: CanaryScores | Transcript | LinearTranscript) -> Summary:
         ("platform", f"{platform.system()} {platform.machine()}"),
     )
     scores = _scores(data.scores()) if data.scorable else None
-    if isinstance(data, CanaryScores):
-        return Summary(run=_run_of_scores(data), scores=scores, environment=environment)
-    if isinstance(data, LinearTranscript):
-        return Summary(
-            run=_run_of_linear(data),
-            scores=scores,
-            shape=_shape(data) if data.finite else None,
-            environment=environment,
-        )
+    shown = None if isinstance(data, CanaryScores) or not data.finite else data
+    steps = shown if isinstance(shown, Transcript) else None
     return Summary(
-        run=_run_of_transcript(data),
+        run=_run(data),
         scores=scores,
-        noise=_noise(data) if data.finite else None,
-        tensors=_tensors(data) if data.finite else None,
-        gram=_gram(data) if data.finite else None,
-        shape=_shape(data) if data.finite else None,
+        noise=None if steps is None else _noise(steps),
+        tensors=None if steps is None else _tensors(steps),
+        gram=None if steps is None else _gram(steps),
+        shape=None if shown is None else _shape(shown),
         environment=environment,
     )
 
 
-def _run_of_scores(scores: CanaryScores) -> RunSummary:
-    known = scores.metadata
-    return RunSummary(
-        source="scores",
-        steps=known.steps,
-        sampling_rate=known.sampling_rate,
-        clip_norm=known.clip_norm,
-        noise_multiplier=known.noise_multiplier,
-        background=known.background,
-        fair_coins=known.fair_coins,
-    )
-
-
-def _run_of_transcript(transcript: Transcript) -> RunSummary:
-    facts = transcript.facts
-    return RunSummary(
-        source="transcript",
-        steps=transcript.number_of_steps,
-        sampling_rate=facts.sampling_rate,
-        sampling=facts.sampling,
-        scheme="" if facts.scheme is None else _short(f"{facts.scheme}"),
-        poisson=facts.poisson,
-        clip_norm=1.0,  # scores of a transcript are in units of it
-        noise_multiplier=facts.noise_multiplier,
-        background=facts.background,
-        fair_coins=facts.fair_coins,
-        accounted_steps=facts.accounted_steps,
-        accounted_sampling_rate=facts.accounted_sampling_rate,
-        unnoised_steps=facts.unnoised_steps,
-        tensors=len(facts.tensors),
-        places=facts.places,
-        exercised=tuple(map(_short, facts.exercised[:_NOTES])),
-        precision=tuple(map(_short, facts.precision[:_NOTES])),
-        notes=_notes(facts),
-    )
-
-
-def _run_of_linear(transcript: LinearTranscript) -> RunSummary:
-    facts = transcript.facts
-    return RunSummary(
-        source="correlated noise",
-        steps=transcript.number_of_steps,
-        clip_norm=1.0,
-        noise_multiplier=facts.noise_multiplier,
-        background=facts.background,
-        fair_coins=facts.fair_coins,
-        tensors=len(facts.tensors),
-        exercised=tuple(map(_short, facts.exercised[:_NOTES])),
-        precision=tuple(map(_short, facts.precision[:_NOTES])),
-        notes=_notes(facts),
-    )
+def _run(data: CanaryScores | Transcript | LinearTranscript) -> RunSummary:
+    """What the facts or metadata say, by the same names; long texts and lists are cut."""
+    facts: Any = data.metadata if isinstance(data, CanaryScores) else data.facts
+    known = {
+        field.name: getattr(facts, field.name)
+        for field in fields(RunSummary)
+        if hasattr(facts, field.name)
+    }
+    if isinstance(data, CanaryScores):
+        return RunSummary(**known)
+    known |= {
+        "source": "correlated noise" if isinstance(data, LinearTranscript) else "transcript",
+        "steps": data.number_of_steps,
+        "clip_norm": 1.0,  # scores of a transcript are in units of it
+        "scheme": _short(str(known.get("scheme") or "")),
+        "tensors": len(facts.tensors),
+        "exercised": tuple(map(_short, facts.exercised[:_NOTES])),
+        "precision": tuple(map(_short, facts.precision[:_NOTES])),
+        "notes": _notes(facts),
+    }
+    return RunSummary(**known)
 
 
 def _notes(facts: RunFacts) -> tuple[str, ...]:

@@ -226,7 +226,9 @@ _STALE_SECONDS = 60.0
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[IO[bytes]]:
+def atomic_write(
+    path: str | os.PathLike[str], *, private: bool = False, sync: bool = True
+) -> Iterator[IO[bytes]]:
     """A binary file that takes its name only once it is whole and on disk.
 
     Of a link, the file behind it is written; links in a circle are an OSError. What killed saves of
@@ -235,6 +237,7 @@ def atomic_write(path: str | os.PathLike[str], *, private: bool = False) -> Iter
     Args:
         path: The file.
         private: Whether only its owner may read it, whatever the umask says.
+        sync: Whether to wait for the disk; without it a crash of the machine may lose the content.
     """
     target = Path(os.path.realpath(path))
     if target.is_symlink():
@@ -260,7 +263,8 @@ def atomic_write(path: str | os.PathLike[str], *, private: bool = False) -> Iter
             try_lock(stream)
             yield stream
             stream.flush()
-            os.fsync(stream.fileno())
+            if sync:
+                os.fsync(stream.fileno())
         part.replace(target)
     except BaseException:
         part.unlink(missing_ok=True)
@@ -283,9 +287,11 @@ def _remove_leftovers(target: Path) -> None:
                     Path(entry).unlink()
 
 
-def write_text(path: str | os.PathLike[str], text: str, *, private: bool = False) -> None:
-    """UTF-8 text, whole or not at all; where it is private, for its owner only."""
-    with atomic_write(path, private=private) as stream:
+def write_text(
+    path: str | os.PathLike[str], text: str, *, private: bool = False, sync: bool = True
+) -> None:
+    """UTF-8 text, whole or not at all; see `atomic_write`."""
+    with atomic_write(path, private=private, sync=sync) as stream:
         stream.write(text.encode("utf-8"))
 
 

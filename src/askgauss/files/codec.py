@@ -63,6 +63,7 @@ SIGNED = -math.inf
 
 # Whole numbers of files are counts and seeds; far longer ones only cost time and memory.
 _DIGITS = 100
+_AS_THEY_ARE = (int, str, bool, type(None))
 
 
 def to_plain(value: Any) -> Any:
@@ -70,6 +71,11 @@ def to_plain(value: Any) -> Any:
 
     A class that is one of several of a family says so itself, by `to_plain` and `from_plain`.
     """
+    # Nearly all values of long lists.
+    if type(value) is float:
+        return value if math.isfinite(value) else str(value)
+    if type(value) in _AS_THEY_ARE:
+        return value
     if hasattr(value, "to_plain") and not isinstance(value, type):
         return value.to_plain()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,9 +1,9 @@
 """Audits of a finished model: by its weights, by a worst-case start, by its loss on one record."""
 
-from askgauss._ray import ray_pool
 from askgauss.final.filters import LinearFilter, joined_snapshots, sgd_filter
 from askgauss.final.training import FullBatchTraining, Training, trained_scores, worst_start
 from askgauss.final.weight_scores import every_so_often, least_updated, weight_scores
+from askgauss.final.workers import ray_pool
 
 __all__ = [
     "FullBatchTraining",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, overload
 
 from askgauss.exceptions import AskGaussError, AskGaussWarning, PrivacyAlarm
 
-__all__ = ["CAUGHT", "Attachment", "Guard", "Leaving", "PatchedMethod"]
+__all__ = ["CAUGHT", "Attachment", "Guard", "Leaving", "PatchedMethod", "SharedPatch"]
 
 # What can go wrong in our own code, in torch, or on a disk; interrupts and alarms are passed on.
 CAUGHT = (
@@ -63,6 +65,49 @@ class PatchedMethod:
                 setattr(self._owner, self._name, self._previous)
             return True
         return now is self._previous
+
+
+class SharedPatch:
+    """Replaces a function of a class or module while anyone listens; then it is as it was.
+
+    Args:
+        owner: The class or module; one that has no such function is left alone.
+        name: The function.
+        call: Called instead, with the original function and its arguments.
+
+    Attributes:
+        listeners: Who listens, and for what object; weakly held.
+    """
+
+    def __init__(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        self._owner, self._name = owner, name
+        self._original = original = getattr(owner, name, None)
+        self._previous = vars(owner).get(name)
+        self.listeners: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+        def replaced(*arguments: Any, **options: Any) -> Any:
+            return call(original, *arguments, **options)
+
+        self._replaced = replaced if original is None else functools.wraps(original)(replaced)
+
+    def add(self, key: Any, listener: Any = None) -> None:
+        """Begin to listen."""
+        if self._original is None:
+            return
+        first = not self.listeners
+        self.listeners[key] = listener
+        if first:
+            setattr(self._owner, self._name, self._replaced)
+
+    def remove(self, key: Any) -> None:
+        """Stop."""
+        self.listeners.pop(key, None)
+        if self.listeners or vars(self._owner).get(self._name) is not self._replaced:
+            return
+        if self._previous is None:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._previous)
 
 
 class Attachment(contextlib.ExitStack):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 from askgauss import _validate
 from askgauss.canaries import BlockCanaries, DiracCanaries
-from askgauss.exceptions import InvalidArgumentError, UnsupportedError
+from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, UnsupportedError
 
-__all__ = ["choose_canaries", "default_numbers", "present_needed"]
+__all__ = ["choose_canaries", "default_numbers", "warn_of_few_canaries"]
 
 _CANARIES = 5000
 _PRESENT = 1000
@@ -55,8 +56,8 @@ def choose_canaries(
         draw_seed: Where a seed comes from otherwise.
         present: How many are present, where their user says so.
         absent: How many are absent, where their user says so.
-        sampling_rate: Probability that an inserted one is included in a step.
-        noise_multiplier: The noise of a step, in clip norms.
+        sampling_rate: As for `default_numbers`, like the two that follow.
+        noise_multiplier: The noise of a step.
         planned_steps: How many steps the run will take.
     """
     if planned_steps is not None:
@@ -91,9 +92,10 @@ def choose_canaries(
             noise_multiplier=noise_multiplier,
             planned_steps=planned_steps,
         )
-        if present is not None or absent is not None:
-            present = usual[0] if present is None else present
-            absent = usual[1] if absent is None else absent
+        chosen = present is None and absent is None
+        present = usual[0] if present is None else present
+        absent = usual[1] if absent is None else absent
+        if not chosen:
             _validate.integer(_FEWEST, present=present, absent=absent)
             if present + absent > places:
                 raise InvalidArgumentError(
@@ -101,8 +103,6 @@ def choose_canaries(
                     f"in {sum(sizes):,} trainable parameters, got {present:,} + {absent:,}. Take "
                     "fewer, or use ExampleCanaries."
                 )
-        else:
-            present, absent = usual
         if present < _FEWEST:
             raise InvalidArgumentError(
                 f"Expected a model with at least {_FEWEST * 4} places for canaries, got {places} "
@@ -159,12 +159,12 @@ def default_numbers(
     present = min(limit, max(8, places // 16), places // 4)
     if not few and sampling_rate and noise_multiplier:
         steps = planned_steps or _steps_taken_for_granted(sampling_rate, noise_multiplier)
-        needed = present_needed(sampling_rate, noise_multiplier, steps)
+        needed = _present_needed(sampling_rate, noise_multiplier, steps)
         present = max(present, min(needed, _MOST_PRESENT, known // 4, places // 6))
     return present, max(min(_CANARIES - present, places // 2), 2)
 
 
-def present_needed(sampling_rate: float, noise_multiplier: float, steps: int) -> int:
+def _present_needed(sampling_rate: float, noise_multiplier: float, steps: int) -> int:
     """How many present canaries notice 1.25 times the claim, mostly, in so many steps."""
     return math.ceil(_PLANTINGS * noise_multiplier**2 / (sampling_rate * steps))
 
@@ -173,3 +173,19 @@ def _steps_taken_for_granted(sampling_rate: float, noise_multiplier: float) -> i
     """About how many steps epsilon 8 lasts for, by the central limit theorem, within bounds."""
     spent = math.expm1(min(noise_multiplier**-2, 50.0))
     return int(min(max((_DISTANCE / sampling_rate) ** 2 / spent, _SHORT_RUN), _LONG_RUN))
+
+
+def warn_of_few_canaries(
+    present: int, sampling_rate: float, noise_multiplier: float, planned_steps: int
+) -> None:
+    """Warn where the planned steps are too few for a verdict with these inserted canaries."""
+    needed = _present_needed(sampling_rate, noise_multiplier, planned_steps)
+    # A third of what is advised has a power of about one half.
+    if noise_multiplier <= 0.0 or present >= math.ceil(needed / 3):
+        return
+    warnings.warn(
+        f"{present:,} inserted canaries are too few for a verdict after {planned_steps:,} steps: "
+        f"about {needed:,} are needed. Pass present={needed}, or leave the number to the audit.",
+        AskGaussWarning,
+        stacklevel=3,
+    )

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from askgauss.audited_run import AuditedRun
+from askgauss.auditing import AuditedRun
 from askgauss.canaries import BlockCanaries, DiracCanaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import MissingExtraError, RecordingError, UnsupportedError

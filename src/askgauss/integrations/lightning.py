@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from askgauss.exceptions import MissingExtraError
-from askgauss.integrations.trainer_audit import TrainerAudit, TrainerView, warn_untried
+from askgauss.integrations.trainer_audit import TrainerAudit, warn_untried
 from askgauss.loggers import Logger, MLflow, TensorBoard, WeightsAndBiases
 
 try:
@@ -75,16 +75,14 @@ class AuditCallback(TrainerAudit, pytorch_lightning.Callback):  # type: ignore[m
         """Attach."""
         planned = trainer.estimated_stepping_batches
         self._begin(
-            TrainerView(
-                optimizers=trainer.optimizers,
-                data_loader=trainer.train_dataloader,
-                model=pl_module,
-                done=int(trainer.global_step),
-                planned=int(planned) if math.isfinite(planned) and planned > 0 else None,
-                folder=Path(trainer.log_dir or trainer.default_root_dir),
-                loggers=tuple(_adapted(item) for item in trainer.loggers),
-                first_rank=bool(trainer.is_global_zero),
-            )
+            optimizers=trainer.optimizers,
+            data_loader=trainer.train_dataloader,
+            model=pl_module,
+            done=int(trainer.global_step),
+            planned=int(planned) if math.isfinite(planned) and planned > 0 else None,
+            folder=Path(trainer.log_dir or trainer.default_root_dir),
+            loggers=tuple(_adapted(item) for item in trainer.loggers),
+            first_rank=bool(trainer.is_global_zero),
         )
 
     def on_train_batch_start(

@@ -35,7 +35,8 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.replay import Replay, coupled_randomness
+from askgauss.replay import Replay
+from askgauss.replay import replay_recording as coupled_randomness
 from askgauss.replay.replay_recording import Release
 
 try:
@@ -166,39 +167,37 @@ def _couple_loader(replay: Replay, loader: Any) -> None:
     object.__setattr__(loader, "dataset", _CoupledRecords(replay, loader.dataset))
 
 
-class _CoupledBatches:
-    """A batch sampler that draws as it did, and gives out the replay's batches."""
+class _Coupled:
+    """Something of a loader that is coupled to the replay; of all else it is what it was."""
 
-    def __init__(self, replay: Replay, sampler: Any) -> None:
-        self._replay, self._sampler = replay, sampler
+    def __init__(self, replay: Replay, inner: Any) -> None:
+        self._replay, self._inner = replay, inner
 
     def __len__(self) -> int:
-        return len(self._sampler)
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+class _CoupledBatches(_Coupled):
+    """A batch sampler that draws as it did, and gives out the replay's batches."""
 
     def __iter__(self) -> Iterator[list[int]]:
         replay = self._replay
         replay.look()
         if replay.finished():
             return
-        for own in self._sampler:
+        for own in self._inner:
             yield replay.draw(own).tolist()
             if replay.finished():
                 return
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._sampler, name)
 
-
-class _CoupledRecords:
+class _CoupledRecords(_Coupled):
     """A dataset in which every record has a random stream, whatever is fetched before it."""
-
-    def __init__(self, replay: Replay, data: Any) -> None:
-        self._replay, self._data = replay, data
-
-    def __len__(self) -> int:
-        return len(self._data)
 
     def __getitem__(self, position: int) -> Any:
         replay = self._replay
@@ -207,15 +206,10 @@ class _CoupledRecords:
             coupled_randomness.reset_all(
                 replay.seed, "record", record, len(replay.recording.batches)
             )
-            return self._data[position]
+            return self._inner[position]
 
     def __getitems__(self, positions: list[int]) -> list[Any]:
         return [self[position] for position in positions]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._data, name)
 
 
 # --- steps ---------------------------------------------------------------------------------------
@@ -319,34 +313,31 @@ class _Follower:
         parameters = [item for item in self._parameters() if item.grad is not None]
         gradients = [_numbers(item.grad) for item in parameters if item.grad is not None]
         rounding = max((torch.finfo(item.dtype).eps for item in parameters), default=0.0)
+        clean, noise, doubt = gradients, None, ""
+        coupled: tuple[str, ...] | None = ("set in every step",)
         if self._private:
             divisor = self._divisor()
             replay.public("divisor", divisor)
-            clean, self._clean = self._clean, None
             noisy = [item.astype(np.float64) * divisor for item in gradients]
-            if clean is None or len(clean) != len(noisy):
+            if self._clean is None or len(self._clean) != len(noisy):
                 replay.note(f"step {replay.step} moved weights without add_noise")
                 clean = noisy
-                self._doubt = ""
+            else:
+                clean, doubt = self._clean, self._doubt
+            self._clean = None
             noise = [a - b.astype(np.float64) for a, b in zip(noisy, clean, strict=True)]
-            release = Release(
-                total=clean,
-                noise=noise,
-                clip_norm=self._clipped_at or float(optimizer.max_grad_norm),
-                coupled=("set in every step",),
-                given=gradients,
-                rounding=rounding,
-                doubt=self._doubt,
-            )
+            clip_norm = self._clipped_at or float(optimizer.max_grad_norm)
         else:
-            release = Release(
-                total=gradients,
-                noise=None,
-                clip_norm=self._clip_norm,
-                coupled=self._randomness.position(),
-                given=gradients,
-                rounding=rounding,
-            )
+            clip_norm, coupled = self._clip_norm, self._randomness.position()
+        release = Release(
+            total=clean,
+            noise=noise,
+            clip_norm=clip_norm,
+            coupled=coupled,
+            given=gradients,
+            rounding=rounding,
+            doubt=doubt,
+        )
         for item, value in zip(parameters, replay.exchange(release), strict=True):
             if item.grad is not None:
                 item.grad.copy_(torch.from_numpy(value))
@@ -445,7 +436,7 @@ class _ModelRandomness:
         """Why the sum of this step may differ by itself."""
         self._new_step()
         if not torch.equal(self._start, torch.get_rng_state()):
-            return "the model or the loss draws coins that differ with the size of a batch"
+            return "the model or the loss draws random numbers that depend on the size of a batch"
         if self._dropped and self._forwards > 1:
             return "dropout falls otherwise where a step's batch is taken in several pieces"
         return ""

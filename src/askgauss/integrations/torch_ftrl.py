@@ -54,11 +54,14 @@ except ImportError as error:
         "askgauss.integrations.torch_ftrl needs torch and Opacus: pip install 'askgauss[opacus]'."
     ) from error
 
-from askgauss.audited_run import AuditedRun
+from askgauss.auditing import AuditedRun
 
 __all__ = ["DPFTRL"]
 
 _SCHEMA = 2
+# What a state consists of.
+_TENSORS = ("first", "sums", "velocity")
+_KEYS = ("schema", "run", *_TENSORS, "noise", "generator", "attendance", "attended", "audit")
 
 
 class DPFTRL(AuditedRun[()]):
@@ -83,8 +86,8 @@ class DPFTRL(AuditedRun[()]):
         expected_batch_size: Divides the sums, so that the learning rate is that of a mean.
         seed: Of the noise, and of canaries given by number, to repeat a run; drawn from the
             operating system if not given. An adversary who knows it can subtract the noise.
-        canaries: Canaries to plant, by number (each present by a fair coin) or made by you over the
-            flat vector of trainable parameters; none if not given.
+        canaries: How many, each inserted with probability one half; or canaries made by you over
+            the flat vector of trainable parameters; none if not given.
         release: What the audit sees: ``prefixes``, which the training uses, or ``nodes``, all that
             the accounting covers (the noise is then read where it is drawn; ``honaker`` only).
         background: Whether to subtract the other records' clean sums, which the auditor can see.
@@ -229,20 +232,19 @@ class DPFTRL(AuditedRun[()]):
             parameter.grad = None
             parameter.grad_sample = None
 
-    def step(self, *, records: Iterable[int] | None = None, leaf: int | None = None) -> None:
+    def step(self, *, records: Iterable[int] | None = None) -> None:
         """Take one step with the gradients of the last backward pass, and forget them.
 
         Args:
             records: Which records the batch holds, by any number of their own; checked against what
                 was declared. Give them in every step or in none.
-            leaf: The step the caller believes it is at, counted from 0; checked when given.
 
         Raises:
-            RecordingError: A step more than planned, out of order, without gradients or with a
-                record that came too often. Nothing is released then, and the step may be tried
-                again; after any other error load the last checkpoint.
+            RecordingError: A step more than planned, without gradients or with a record that came
+                too often. Nothing is released then, and the step may be tried again; after any
+                other error load the last checkpoint.
         """
-        step = self._check_next(leaf)
+        step = self._check_next()
         attended = self._check_attendance(records, step)
         sums = self._clipped_sums()
         self._whole = False
@@ -264,7 +266,7 @@ class DPFTRL(AuditedRun[()]):
         self.zero_grad()
         self._whole = True
 
-    def _check_next(self, leaf: int | None) -> int:
+    def _check_next(self) -> int:
         step = self.steps_taken
         if not self._whole:
             raise RecordingError(
@@ -275,11 +277,6 @@ class DPFTRL(AuditedRun[()]):
             raise RecordingError(
                 f"The run was planned and accounted for {step} steps, and all were taken. Plan for "
                 "more steps before training."
-            )
-        if leaf is not None and leaf != step:
-            raise RecordingError(
-                f"Expected step {step} next, counted from 0, got {leaf!r}. Every batch is one leaf "
-                "of the tree, in order."
             )
         return step
 
@@ -301,7 +298,7 @@ class DPFTRL(AuditedRun[()]):
         return attended
 
     def _clipped_sums(self) -> list[torch.Tensor]:
-        """The leaf: every example's gradient clipped as a whole, then added up."""
+        """The leaf: each example's gradient clipped as a whole, then added up."""
         samples = [
             _per_example(parameter, name).to(like.dtype)
             for parameter, name, like in zip(
@@ -367,15 +364,16 @@ class DPFTRL(AuditedRun[()]):
         return {
             "schema": _SCHEMA,
             "run": self._description(),
-            "first": [item.clone() for item in self._first],
-            "sums": [item.clone() for item in self._sums],
-            "velocity": [item.clone() for item in self._velocity],
+            **{name: [item.clone() for item in self._tensors(name)] for name in _TENSORS},
             "noise": [noise.state_dict() for noise in self._noise],
             "generator": self._generator.get_state(),
             "attendance": {record: list(leaves) for record, leaves in self._attendance.items()},
             "attended": self._attended,
             "audit": None if self._audit is None else self._audit.state_dict(),
         }
+
+    def _tensors(self, name: str) -> list[torch.Tensor]:
+        return {"first": self._first, "sums": self._sums, "velocity": self._velocity}[name]
 
     def _description(self) -> dict[str, Any]:
         return {
@@ -394,18 +392,7 @@ class DPFTRL(AuditedRun[()]):
             FileFormatError: The state is incomplete or of a newer schema.
             RecordingError: The state belongs to another run.
         """
-        missing = {
-            "schema",
-            "run",
-            "first",
-            "sums",
-            "velocity",
-            "noise",
-            "generator",
-            "attendance",
-            "attended",
-            "audit",
-        } - set(state)
+        missing = set(_KEYS) - set(state)
         if missing:
             raise FileFormatError(f"The checkpoint lacks {', '.join(sorted(missing))}.")
         if state["schema"] != _SCHEMA:
@@ -423,12 +410,8 @@ class DPFTRL(AuditedRun[()]):
         if self._audit is not None:
             self._audit.load_state_dict(state["audit"])
         with torch.no_grad():
-            for name, mine in (
-                ("first", self._first),
-                ("sums", self._sums),
-                ("velocity", self._velocity),
-            ):
-                for target, source in zip(mine, state[name], strict=True):
+            for name in _TENSORS:
+                for target, source in zip(self._tensors(name), state[name], strict=True):
                     target.copy_(source)
             device = self._first[0].device
             for noise, saved in zip(self._noise, state["noise"], strict=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,32 +22,7 @@ from askgauss.monitor import Monitor
 from askgauss.results import AuditResult
 from askgauss.sampling import Scheme
 
-__all__ = ["TrainerAudit", "TrainerView", "warn_untried"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerView:
-    """A training that is about to begin, as its trainer shows it.
-
-    Attributes:
-        optimizers: All optimizers, as the trainer keeps them.
-        data_loader: The training loader, or whatever stands for it.
-        model: The model, for the names of its parameters and those that train outside.
-        done: Optimizer steps taken before, in the trainer's count.
-        planned: Optimizer steps in all, where that is known.
-        folder: Where the trainer keeps its files.
-        loggers: The trainer's own, adapted.
-        first_rank: Whether this process writes files.
-    """
-
-    optimizers: Sequence[Any]
-    data_loader: Any
-    model: nn.Module
-    done: int
-    planned: int | None
-    folder: Path
-    loggers: tuple[Logger, ...]
-    first_rank: bool
+__all__ = ["TrainerAudit", "warn_untried"]
 
 
 class _TrainerRun(CanaryAudit):
@@ -111,12 +85,18 @@ class TrainerAudit:
                 hint = "It needs numbers(), text() and document(): see askgauss.loggers."
                 raise _validate.fail("loggers", logger, "to be loggers", hint)
         self._claim, self._delta = claim, float(delta)
-        self._canaries, self._present, self._absent = canaries, present, absent
-        self._inject: Literal["auto", "sum", "sample"] = inject
-        self._seed, self._optimizer, self._accountant = seed, optimizer, accountant
-        self._sampling_rate, self._sampling = sampling_rate, sampling
-        self._observation = observation
-        self._monitor = monitor
+        self._seed, self._optimizer, self._monitor = seed, optimizer, monitor
+        # What is passed on to the audit as it is.
+        self._options: dict[str, Any] = {
+            "canaries": canaries,
+            "present": present,
+            "absent": absent,
+            "inject": inject,
+            "accountant": accountant,
+            "sampling_rate": sampling_rate,
+            "sampling": sampling,
+            "observation": observation,
+        }
         self._folder = None if folder is None else Path(folder)
         self._report = report
         self._own_loggers = tuple(loggers)
@@ -152,42 +132,56 @@ class TrainerAudit:
             return audit.result(delta=self._delta)
         return audit.result(claim=self._claim)
 
-    def _begin(self, training: TrainerView) -> None:
-        """Attach to the private optimizer, and go on from a checkpoint where one was restored."""
+    def _begin(
+        self,
+        *,
+        optimizers: Sequence[Any],
+        data_loader: Any,
+        model: nn.Module,
+        done: int,
+        planned: int | None,
+        folder: Path,
+        loggers: tuple[Logger, ...],
+        first_rank: bool,
+    ) -> None:
+        """Attach to the private optimizer, and resume from a checkpoint where one was restored.
+
+        Args:
+            optimizers: All optimizers, as the trainer keeps them.
+            data_loader: The training loader, or whatever the trainer has in its place.
+            model: The model, for the names of its parameters and those that train outside.
+            done: Optimizer steps taken before, in the trainer's count.
+            planned: Optimizer steps in all, where that is known.
+            folder: Where the trainer keeps its files.
+            loggers: The trainer's own, adapted.
+            first_rank: Whether this process writes files.
+        """
         if self._attached:
             self._leave(RecordingError("The training before did not end."))
         if self._folder is None:
-            self._folder = training.folder / "audit"
-        self._first_rank, self._result = training.first_rank, None
-        self._loggers = (*training.loggers, *self._own_loggers) if training.first_rank else ()
-        optimizer = self._chosen(training.optimizers)
-        loader = training.data_loader
+            self._folder = folder / "audit"
+        self._first_rank, self._result = first_rank, None
+        self._loggers = (*loggers, *self._own_loggers) if first_rank else ()
+        optimizer = self._chosen(optimizers)
         resumed = self._pending is not None
         audit = _TrainerRun(
             optimizer,
-            canaries=self._canaries,
-            present=self._present,
-            absent=self._absent,
-            planned_steps=training.planned,
-            inject=self._inject,
+            data_loader if hasattr(data_loader, "batch_sampler") else None,
+            self._claim,
+            **self._options,
+            planned_steps=planned,
             seed=self._kept_seed() if self._seed is None else self._seed,
-            data_loader=loader if hasattr(loader, "batch_sampler") else None,
-            accountant=self._accountant,
-            sampling_rate=self._sampling_rate,
-            sampling=self._sampling,
             # What other optimizers train may see records only through what is private, as a
             # generator does behind a private critic: whether it does is not known here.
-            model=training.model if len(training.optimizers) == 1 else None,
-            observation=self._observation,
-            claim=self._claim,
+            model=model if len(optimizers) == 1 else None,
             monitor=self._watching(),
         )
         if self._pending is not None:
             audit.load_state_dict(self._pending)
             self._pending = None
-        elif training.done > 0:
+        elif done > 0:
             warnings.warn(
-                f"The audit joins a training that has taken {training.done:,} steps, and knows "
+                f"The audit joins a training that has taken {done:,} steps, and knows "
                 "nothing of those: its bound is one on the steps from here on. Give the callback "
                 "to the trainer before the first step, or resume from a checkpoint written with "
                 "it.",
@@ -199,12 +193,11 @@ class TrainerAudit:
         audit._ended = self._ended()
         self._audit = audit
         audit.__enter__()
-        if resumed and training.done != audit.steps:
+        if resumed and done != audit.steps:
             # Not an error: the trainer may count otherwise, and weights and accountant are held
             # against the checkpoint in the first step.
             warnings.warn(
-                f"The trainer resumes after {training.done:,} steps, the audit after "
-                f"{audit.steps:,}.",
+                f"The trainer resumes after {done:,} steps, the audit after {audit.steps:,}.",
                 AskGaussWarning,
                 stacklevel=4,
             )
@@ -215,7 +208,9 @@ class TrainerAudit:
 
     def _kept_seed(self) -> int | None:
         """The seed of the checkpoint to go on from, so that the canaries are the same."""
-        if self._pending is None or isinstance(self._canaries, (DiracCanaries, BlockCanaries)):
+        if self._pending is None or isinstance(
+            self._options["canaries"], (DiracCanaries, BlockCanaries)
+        ):
             return None
         kept = self._pending.get("audit")
         return kept.get("seed") if isinstance(kept, Mapping) else None

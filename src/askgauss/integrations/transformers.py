@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from askgauss import _validate
 from askgauss.canaries import TextCanaries
 from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, MissingExtraError
-from askgauss.integrations.opacus.restarts import read_state
-from askgauss.integrations.trainer_audit import TrainerAudit, TrainerView, warn_untried
+from askgauss.integrations.opacus.canary_audit import read_state
+from askgauss.integrations.trainer_audit import TrainerAudit, warn_untried
 from askgauss.loggers import Logger, MLflow, TensorBoard, WeightsAndBiases
 
 try:
@@ -85,16 +85,14 @@ class AuditCallback(TrainerAudit, transformers.TrainerCallback):  # type: ignore
                     self._restore(read_state(place / _FILE))
                     break
         self._begin(
-            TrainerView(
-                optimizers=[optimizer],
-                data_loader=train_dataloader,
-                model=model,
-                done=int(state.global_step),
-                planned=int(state.max_steps) if state.max_steps > 0 else None,
-                folder=folder,
-                loggers=tuple(filter(None, (_adapted(name, folder) for name in args.report_to))),
-                first_rank=bool(state.is_world_process_zero),
-            )
+            optimizers=[optimizer],
+            data_loader=train_dataloader,
+            model=model,
+            done=int(state.global_step),
+            planned=int(state.max_steps) if state.max_steps > 0 else None,
+            folder=folder,
+            loggers=tuple(filter(None, (_adapted(name, folder) for name in args.report_to))),
+            first_rank=bool(state.is_world_process_zero),
         )
 
     def _ended(self) -> Callable[[], bool] | None:

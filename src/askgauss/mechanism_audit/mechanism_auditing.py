@@ -8,17 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from askgauss import _validate, policy
+from askgauss import __version__, _validate, policy
 from askgauss._text import number
-from askgauss._version import __version__
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.mechanism_audit.bets_placed import Bet, BetEvidence
-from askgauss.mechanism_audit.events import Candidates, Criterion, OutputEvent, leak, suspicion
-from askgauss.mechanism_audit.independence import same_coins
-from askgauss.mechanism_audit.mechanism_result import MechanismResult
-from askgauss.mechanism_audit.output_scores import Classifier, Score, classifier_named
-from askgauss.mechanism_audit.outputs import Mechanism, OutputTable, Sampler, check_pair
+from askgauss.mechanism_audit.events import (
+    Candidates,
+    Classifier,
+    Criterion,
+    OutputEvent,
+    Score,
+    classifier_named,
+    leak,
+    suspicion,
+)
+from askgauss.mechanism_audit.mechanism_result import Bet, BetEvidence, MechanismResult
+from askgauss.mechanism_audit.outputs import Mechanism, OutputTable, Sampler, check_pair, same_coins
 from askgauss.results import Verdict
 from askgauss.stats import betting
 

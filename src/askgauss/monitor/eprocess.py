@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from askgauss.canaries import Canaries, ExampleCanaries
 from askgauss.exceptions import FileFormatError
-from askgauss.stats import e_process
+from askgauss.stats import betting
 from askgauss.stats.rounding import on_grid, scale_on_grid
 
 __all__ = ["PARTS", "EProcessState", "EProcesses", "ObservedStep", "Tally", "WatchedCanaries"]
@@ -162,14 +162,14 @@ class EProcesses:
         """The bets of a part, a row each: what every statistic of `weigh` adds to them."""
         line: Callable[[float, float], _Floats]
         if name == "noise":
-            first, line = 0, functools.partial(e_process.noise_log_e, ratio=NOISE)
+            first, line = 0, functools.partial(betting.noise_log_e, ratio=NOISE)
         elif name == "contribution":
-            first, line = 2, functools.partial(e_process.sign_log_e, slope=CONTRIBUTION)
+            first, line = 2, functools.partial(betting.sign_log_e, slope=CONTRIBUTION)
         elif name == "sampling rate":
             assert rate is not None
-            first, line = 4, functools.partial(e_process.rate_log_e, rate=rate, odds=ODDS)
+            first, line = 4, functools.partial(betting.rate_log_e, rate=rate, odds=ODDS)
         else:
-            first, line = 6, functools.partial(e_process.sign_log_e, slope=CORRELATION)
+            first, line = 6, functools.partial(betting.sign_log_e, slope=CORRELATION)
         first_line, second_line = line(1.0, 0.0), line(0.0, 1.0)
         found = np.zeros((first_line.size, _STATISTICS))
         found[:, first], found[:, first + 1] = first_line, second_line
@@ -231,8 +231,8 @@ class EProcesses:
         if earlier is not None:
             parts.append(earlier)
         logs = np.concatenate(parts)
-        self._wealth = e_process.advance(self._wealth, self._log_weight, self._step, logs)
-        return e_process.log_evidence(self._wealth, self._step)
+        self._wealth = betting.advance(self._wealth, self._log_weight, self._step, logs)
+        return betting.log_evidence(self._wealth, self._step)
 
     def _likeness(self, values: _Floats) -> tuple[float, float, _Floats]:
         """How like this step's noise is to the one before; and the bets on an earlier one."""
@@ -242,7 +242,7 @@ class EProcesses:
         filled, earlier = self._filled, self._no_bets
         if len(filled) > 1:
             some = filled[1:]
-            logs = e_process.sign_log_e(totals[some, None], squares[some, None], CORRELATION)
+            logs = betting.sign_log_e(totals[some, None], squares[some, None], CORRELATION)
             # Each of them is as good a guess as any other.
             earlier = np.logaddexp.reduce(logs, axis=0) - math.log(len(some))
         level = 2 + min((self._step & -self._step).bit_length() - 1, _LEVELS - 1)
@@ -276,9 +276,9 @@ class EProcesses:
         if self._step == 0:
             return 0.0
         if part is None:
-            return e_process.log_evidence(self._wealth, self._step)
+            return betting.log_evidence(self._wealth, self._step)
         share = 1.0 / len(self._parts)
-        return e_process.log_evidence(self._wealth[self._slices[part]], self._step, share)
+        return betting.log_evidence(self._wealth[self._slices[part]], self._step, share)
 
     def weakest_tensor(self) -> int | None:
         """The tensor most of the noise's evidence is about; None where it is about all."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-from askgauss import accounting
-from askgauss._version import __version__
+from askgauss import __version__, accounting
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, UnsupportedError
 from askgauss.files import atomic, codec
@@ -298,7 +297,8 @@ def write_feed(folder: str | os.PathLike[str], feed: Feed) -> None:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     text = codec.dumps(_KIND, _SCHEMA, codec.to_plain(feed), None)
-    atomic.write_text(path / FEED_NAME, text + "\n", private=feed.private)
+    # A training waits, and the next feed replaces this one.
+    atomic.write_text(path / FEED_NAME, text + "\n", private=feed.private, sync=False)
 
 
 def read_feed(source: str | os.PathLike[str]) -> Feed:

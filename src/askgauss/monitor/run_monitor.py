@@ -49,8 +49,10 @@ _NOTHING = math.log(2.0)
 # Later steps are weighed so many at a time, but for those that are wrong at a glance: their sum of
 # squares is so many deviations too small. The first ones are weighed at once.
 _EAGER, _BLOCK, _GLANCE = 32, 8, 4.0
-# What watching takes of a run at most, where it can wait.
+# What watching takes of a run at most, where it can wait; and the seconds that a training waits for
+# a look at most.
 _LOOKING = 0.01
+_LONGEST_LOOK = 0.01
 # Different declared noise multipliers that are counted apart.
 _DECLARED = 64
 # What an accountant may be off the epsilon that a claim has by another.
@@ -185,8 +187,9 @@ class Monitor:
         self._passed_over = False
         # Looks whose bounds were compared with the claim, quickly and to the last digit.
         self._looked = self._judged = 0
-        # Seconds that composing took for those outside.
+        # Seconds that composing took for those outside, and that the last two looks took.
         self._looking = 0.0
+        self._waited = (0.0, 0.0)
 
     # ------------------------------------------------------------------------- reporting
 
@@ -439,18 +442,26 @@ class Monitor:
             or self._at_a_glance_wrong(step, noise)
         ):
             self._settle()
-        if self._published and time.monotonic() - self._written >= self._seconds:
-            self._write("running")
         self._raise_once()
-        self._advance()
+        # Each of these takes milliseconds: no step waits for two of them.
+        if self._look_waits():
+            self._judge_quickly()
+            self._raise_once()
+        elif self._published and not self._advance() and self._due():
+            self._write("running")
 
-    def _advance(self) -> None:
+    def _due(self) -> bool:
+        return time.monotonic() - self._written >= self._seconds
+
+    def _advance(self) -> bool:
         """Compose one more bound for those outside, if that has not taken its share of the run."""
         began = time.monotonic()
         busy = self._looking > _LOOKING * (began - self._began)
-        if self._looks is not None and self._published and not busy:
-            self._looks.advance()
-            self._looking += time.monotonic() - began
+        if self._looks is None or busy:
+            return False
+        composed = self._looks.advance()
+        self._looking += time.monotonic() - began
+        return composed
 
     def _at_a_glance_wrong(self, step: ObservedStep, noise: float | None) -> bool:
         """Whether a step should be weighed at once: far too little noise, or no numbers at all."""
@@ -496,7 +507,6 @@ class Monitor:
         if self._looks is not None:
             others = layout.count - count
             self._looks.add(self._steps, (count, *pooled[:2], others, *pooled[2:]))
-            self._judge_looks(quickly=True)
 
     def pass_over(self) -> None:
         """Leave out the next step: what is observed of it was selected by what it released."""
@@ -561,31 +571,58 @@ class Monitor:
             # The bets hold no more than was put aside: whatever is wrong begins after this.
             self._tally.forget()
 
-    def _judge_looks(self, *, quickly: bool = False) -> None:
-        """Compare the bounds of new looks with the claim.
+    def _look_waits(self) -> bool:
+        """Whether a look was not yet compared with the claim."""
+        return (
+            self._claim is not None
+            and self._looks is not None
+            and (self._looked < len(self._looks.taken))
+        )
+
+    def _judge_quickly(self) -> None:
+        """Compare the oldest look that waits with the claim, by a coarse bound.
+
+        Where the last two took longer than a training should wait, it waits for the end of the run.
+        """
+        assert self._looks is not None
+        look = self._looks.taken[self._looked]
+        self._looked += 1
+        if min(self._waited) <= _LONGEST_LOOK:
+            began = time.thread_time()
+            self._judge_look(look, quickly=True)
+            self._waited = (self._waited[1], time.thread_time() - began)
+
+    def _judge_looks(self) -> None:
+        """Compare the exact bounds of all new looks with the claim."""
+        looks = self._looks
+        if looks is None or self._claim is None:
+            return
+        for look in looks.taken[self._judged :]:
+            self._judge_look(look, quickly=False)
+        self._looked = self._judged = len(looks.taken)
+
+    def _judge_look(self, look: Sums, *, quickly: bool) -> None:
+        """Compare the bound of a look with the claim.
 
         Args:
-            quickly: Whether a training waits. A bound that is above the claim by a few parts in a
-                thousand only, or of a scheme without a quick one, alarms when the run ends.
+            look: The look.
+            quickly: Whether a training waits. A bound that is above the claim by little may then be
+                missed: it alarms when the run ends.
         """
         looks, claim = self._looks, self._claim
-        if looks is None or claim is None:
-            return
+        assert looks is not None
+        assert claim is not None
         error = (1.0 - EVIDENCE_SHARE) * self._error
-        for look in looks.taken[self._looked if quickly else self._judged :]:
-            bound = looks.above(look, claim.epsilon, error, quickly=quickly)
-            if bound is not None:
-                self._sound(
-                    "epsilon",
-                    -math.log(error),
-                    f"The first {look.step:,} steps leak at least epsilon {bound:.3g}, where "
-                    f"{claim.epsilon:g} is claimed.",
-                    epsilon=bound,
-                )
-            self._judge_steps(look.step, claim, quickly=quickly)
-        self._looked = len(looks.taken)
-        if not quickly:
-            self._judged = self._looked
+        bound = looks.above(look, claim.epsilon, error, quickly=quickly)
+        if bound is not None:
+            self._sound(
+                "epsilon",
+                -math.log(error),
+                f"The first {look.step:,} steps leak at least epsilon {bound:.3g}, where "
+                f"{claim.epsilon:g} is claimed.",
+                epsilon=bound,
+            )
+        self._judge_steps(look.step, claim, quickly=quickly)
 
     def _judge_steps(self, steps: int, claim: PrivacyClaim, *, quickly: bool) -> None:
         """More steps than planned, which cost more than is claimed by what is declared of them."""
@@ -744,8 +781,7 @@ class Monitor:
         self._course, self._alarm = course, memory.alarm
         self._public_evidence = dict(memory.public_evidence)
         self._handled, self._pending = memory.alarm is not None, []
-        # Those before the checkpoint were compared, quickly.
-        self._looked, self._judged = 0 if looks is None else len(looks.taken), 0
+        self._looked = self._judged = 0
         self._began, self._began_after = time.monotonic(), memory.steps
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -10,8 +9,8 @@ from askgauss import accounting
 from askgauss.exceptions import FileFormatError
 from askgauss.monitor.feed import Projection
 from askgauss.sampling import EveryStep, Scheme
-from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
-from askgauss.stats.e_process import look_share
+from askgauss.stats.betting import look_share
+from askgauss.stats.limits import clopper_pearson_lower, clopper_pearson_upper
 from askgauss.stats.rounding import FEWEST_SHOWN
 from askgauss.stats.shift import ShiftTest
 
@@ -24,7 +23,8 @@ _END_SHARE = 0.5
 _SUMS = 6
 # Signal-to-noise ratio, sampling rate and steps of what is composed.
 Composition = tuple[float, float, int]
-Limits = tuple[tuple[float, float], tuple[float, float]]
+# Signal-to-noise ratio and sampling rate, both at least or both at most.
+Limit = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Looks:
         # run trains, one at a time on a small grid takes its place.
         self._exact: dict[Composition, float] = {}
         self._coarse: dict[Composition, float] = {}
-        self._limits: dict[tuple[Sums, float], Limits] = {}
+        self._least: dict[tuple[Sums, float], Limit] = {}
         self._ends_of: dict[Sums, tuple[Composition, ...]] = {}
 
     def add(self, step: int, sums: tuple[float, ...]) -> None:
@@ -126,19 +126,13 @@ class Looks:
             look: The look.
             epsilon: What is claimed.
             error: Error of all looks together.
-            quickly: Whether nobody can wait. The bound is then a little lower, or None.
+            quickly: Whether a training waits. The bound is then a lower one.
         """
-        limits = self._ends(look, self.error_at(look.step, error))[0]
-        composition = (*limits, look.step)
-        if self._at_most(*composition) <= epsilon or (quickly and self.slow):
+        composition = (*self._at_least(look, self.error_at(look.step, error)), look.step)
+        if self._at_most(*composition) <= epsilon:
             return None
         bound = self._quickly(composition) if quickly else self._epsilon(composition)
         return bound if bound > epsilon else None
-
-    @property
-    def slow(self) -> bool:
-        """Whether nothing is quicker than to compose: the scheme is no simple one."""
-        return not (self._scheme is None or self._scheme.every_step)
 
     def _at_most(self, signal: float, rate: float, steps: int) -> float:
         """Epsilon of so many steps at most."""
@@ -159,15 +153,30 @@ class Looks:
         for public in (False, True):
             self.projection(public=public)
 
-    def advance(self) -> None:
-        """Compose one number, quickly, that others may see and that has not been composed."""
-        public = [] if self.slow else self._public()
-        wanted = (self._bound_at(look) for look in reversed(public))
-        ends = (end for look in public[-1:] for end in self._projected(look))
-        for composition in itertools.chain(wanted, ends):
-            if self._known(composition) is None:
-                self._coarse[composition] = self._quickly(composition)
-                return
+    def advance(self) -> bool:
+        """Measure or compose one number, quickly, that others may see; whether there was one."""
+        public = self._public()
+        for look in reversed(public):
+            if self._composed_once(self._bound_at(look)):
+                return True
+        # A coarse bound of another scheme may be far below, and is no estimate of the end.
+        if not public or self._planned is None or not self._close:
+            return False
+        if public[-1] not in self._ends_of:
+            return bool(self._projected(public[-1]))
+        return any(map(self._composed_once, self._projected(public[-1])))
+
+    def _composed_once(self, composition: Composition) -> bool:
+        """Compose this quickly, unless that was done."""
+        if self._known(composition) is not None:
+            return False
+        self._coarse[composition] = self._quickly(composition)
+        return True
+
+    @property
+    def _close(self) -> bool:
+        """Whether the coarse bound is close to the exact one."""
+        return self._scheme is None or self._scheme.every_step
 
     def bounds(self, *, public: bool = False, composed: bool = False) -> list[tuple[int, float]]:
         """Step and bound of every look; each is about the steps up to it.
@@ -178,7 +187,7 @@ class Looks:
         """
         found = []
         for look in self._public() if public else self.taken:
-            if composed and (look, self.error_at(look.step)) not in self._limits:
+            if composed and (look, self.error_at(look.step)) not in self._least:
                 continue
             composition = self._bound_at(look)
             bound = self._known(composition) if composed else self._epsilon(composition)
@@ -202,7 +211,7 @@ class Looks:
         return public
 
     def _bound_at(self, look: Sums) -> Composition:
-        return (*self._ends(look, self.error_at(look.step))[0], look.step)
+        return (*self._at_least(look, self.error_at(look.step)), look.step)
 
     def projection(self, *, public: bool = False, composed: bool = False) -> Projection | None:
         """Epsilon at the planned end if the run goes on as up to the last look."""
@@ -229,50 +238,55 @@ class Looks:
         if self._planned is None or test is None:
             return ()
         if look not in self._ends_of:
-            low, high = self._ends(look, 0.5 * self.error_at(look.step))
+            error = 0.5 * self.error_at(look.step)
+            low, high = self._measured(look, error), self._measured(look, error, most=True)
             seen = look.planted / (self._present * look.step)
             middle = test.lower(0.5), seen if self._rate is None else self._rate
             self._ends_of[look] = tuple((*pair, self._planned) for pair in (low, middle, high))
         return self._ends_of[look]
 
-    def _ends(self, look: Sums, error: float) -> Limits:
-        """Signal-to-noise ratio and rate: both at least, and both at most, at this error each."""
-        if (look, error) not in self._limits:
-            self._limits[look, error] = self._measured(look, error)
-        return self._limits[look, error]
+    def _at_least(self, look: Sums, error: float) -> Limit:
+        """Signal-to-noise ratio and rate, both at least, at this error; measured once."""
+        if (look, error) not in self._least:
+            self._least[look, error] = self._measured(look, error)
+        return self._least[look, error]
 
-    def _measured(self, look: Sums, error: float) -> Limits:
+    def _measured(self, look: Sums, error: float, *, most: bool = False) -> Limit:
+        """Signal-to-noise ratio and rate, both at least or both at most, at this error."""
         test = look.test()
         if test is None:
-            return (0.0, 0.0), (math.inf, 1.0)
-        low_rate = high_rate = self._rate
-        if low_rate is None or high_rate is None:
-            opportunities = self._present * look.step
-            low_rate = clopper_pearson_lower(look.planted, opportunities, _RATE_SHARE * error)
-            high_rate = clopper_pearson_upper(look.planted, opportunities, _RATE_SHARE * error)
+            return (math.inf, 1.0) if most else (0.0, 0.0)
+        rate = self._rate
+        if rate is None:
+            limit = clopper_pearson_upper if most else clopper_pearson_lower
+            rate = limit(look.planted, self._present * look.step, _RATE_SHARE * error)
             error *= 1.0 - _RATE_SHARE
-        return (test.lower(error), low_rate), (test.lower(1.0 - error), high_rate)
+        return test.lower(1.0 - error if most else error), rate
 
     def _known(self, composition: Composition) -> float | None:
         return self._exact.get(composition, self._coarse.get(composition))
 
     def _epsilon(self, composition: Composition) -> float:
         if composition not in self._exact:
-            self._exact[composition] = self._composed(*composition, accounting.FINE)
+            self._exact[composition] = self._composed(*composition)
         return self._exact[composition]
 
     def _quickly(self, composition: Composition) -> float:
-        return self._composed(*composition, accounting.SMALL)
+        return self._composed(*composition, quickly=True)
 
-    def _composed(self, signal: float, rate: float, steps: int, grid: accounting.LossGrid) -> float:
+    def _composed(self, signal: float, rate: float, steps: int, *, quickly: bool = False) -> float:
         if signal == 0.0 or rate == 0.0:
             return 0.0
         if self._delta == 0.0:
             return math.inf
         if self._scheme is not None:
-            return self._scheme.epsilon_lower(
-                noise_multiplier=1.0 / signal, steps=steps, delta=self._delta
-            )
+            scheme = self._scheme
+            bound = scheme.coarse_epsilon_lower if quickly else scheme.epsilon_lower
+            return bound(noise_multiplier=1.0 / signal, steps=steps, delta=self._delta)
         return accounting.dpsgd_epsilon_lower(
-            signal_to_noise=signal, sampling_rate=rate, steps=steps, delta=self._delta, grid=grid
+            signal_to_noise=signal,
+            sampling_rate=rate,
+            steps=steps,
+            delta=self._delta,
+            grid=accounting.SMALL if quickly else accounting.FINE,
         )

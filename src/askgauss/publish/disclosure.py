@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss.auditors.step_evidence import told_tensors
+from askgauss.auditors.subsampled_gaussian import told_tensors
 from askgauss.checks.registry import published_p_value
 from askgauss.figures.summary import (
     BINS,

@@ -390,20 +390,24 @@ class WeightWitness:
         marked = set(np.unique(self._tensor[seen]).tolist())
         return [self._names[index] for index in np.unique(self._tensor) if int(index) not in marked]
 
-    def between(self, before: NDArray[np.float64], now: NDArray[np.float64], step: int) -> bool:
-        """Compare weights after a step with those before the next; whether they are the same."""
-        changed = ~same_weights(before, now)
+    def between(self, before: NDArray[np.float64], now: NDArray[np.float64], step: int) -> None:
+        """Compare weights after a step with those before the next."""
+        self._facts = self.changed(before, now, step)
+
+    def changed(
+        self, before: NDArray[np.float64], now: NDArray[np.float64], step: int
+    ) -> WeightFacts:
+        """The facts if weights change from the one to the other before a step."""
+        changed, facts = ~same_weights(before, now), self.facts
         if not changed.any():
-            return True
-        facts = self._facts
+            return facts
         place = int(np.argmax(changed))
-        self._facts = replace(
+        return replace(
             facts,
             between=facts.between + 1,
             between_first=facts.between_first or step,
             between_tensor=facts.between_tensor or self._names[int(self._tensor[place])],
         )
-        return False
 
     def loaded(self, step: int) -> None:
         """Before a step, a state was loaded that nothing explains."""

@@ -9,9 +9,8 @@ import sys
 import types
 from typing import Any
 
-from askgauss.replay.joining import join
 from askgauss.replay.replay_recording import Replay
-from askgauss.replay.replay_report import Difference, ReplayReport
+from askgauss.replay.replay_report import Difference, ReplayReport, join
 from askgauss.replay.replay_running import replay
 
 __all__ = ["Difference", "Replay", "ReplayReport", "join", "replay"]

@@ -1,7 +1,11 @@
-"""What one world's training let out, in order; and the handle through which it is told."""
+"""What one training releases, the handle it reports through, and randomness coupled by step."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -11,10 +15,106 @@ from numpy.typing import NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError, RecordingError
-from askgauss.replay import coupled_randomness
 from askgauss.replay.neighbouring_data import World
 
-__all__ = ["Enough", "RecordedEvent", "Recording", "Release", "Replay"]
+__all__ = [
+    "Enough",
+    "RecordedEvent",
+    "Recording",
+    "Release",
+    "Replay",
+    "preserved",
+    "reset_all",
+    "reset_one",
+    "seed_of",
+    "state_of",
+]
+
+
+def seed_of(*parts: object) -> int:
+    """A seed of 63 bits for these parts; other parts, another seed."""
+    text = repr(parts).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
+
+
+def reset_all(*parts: object) -> None:
+    """Set the generators of the process (Python's, numpy's, torch's where loaded) by a seed."""
+    seed = seed_of(*parts)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  (the one that everybody shares)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
+
+
+@contextlib.contextmanager
+def preserved() -> Iterator[None]:
+    """Leave the generators of the process as they were."""
+    torch = sys.modules.get("torch")
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    main: Any = None
+    devices: list[Any] = []
+    if torch is not None:
+        main = torch.default_generator.get_state()
+        devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        if torch is not None:
+            torch.default_generator.set_state(main)
+            if devices:
+                torch.cuda.set_rng_state_all(devices)
+
+
+def reset_one(generator: Any, *parts: object) -> None:
+    """Set one generator of numpy, Python or torch by a seed."""
+    seed = seed_of(*parts)
+    if isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        bits.state = type(bits)(seed).state
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(seed % 2**32)
+    elif isinstance(generator, random.Random):
+        generator.seed(seed)
+    elif hasattr(generator, "manual_seed"):
+        generator.manual_seed(seed)
+    else:
+        raise _unknown(generator)
+
+
+def state_of(generator: Any) -> str:
+    """A digest of where a generator stands."""
+    if isinstance(generator, np.random.Generator):
+        state: Any = generator.bit_generator.state
+    elif isinstance(generator, np.random.RandomState):
+        state = generator.get_state(legacy=False)
+    elif isinstance(generator, random.Random):
+        state = generator.getstate()
+    elif hasattr(generator, "get_state"):
+        state = generator.get_state().numpy().tobytes()
+    else:
+        raise _unknown(generator)
+    return hashlib.sha256(_spelled(state).encode()).hexdigest()[:16]
+
+
+def _spelled(state: Any) -> str:
+    """All of a state in text; numpy shortens long arrays unless asked."""
+    if isinstance(state, dict):
+        return repr({name: _spelled(item) for name, item in state.items()})
+    return repr(state.tolist()) if isinstance(state, np.ndarray) else repr(state)
+
+
+def _unknown(generator: Any) -> Exception:
+    return _validate.fail(
+        "generator",
+        generator,
+        "to be numpy's Generator or RandomState, random.Random or a torch.Generator",
+    )
+
 
 T = TypeVar("T")
 
@@ -197,7 +297,7 @@ class Replay:
         else:
             _validate.integer(1, size=size)
         while True:
-            seed = coupled_randomness.seed_of(self.seed, "batch", len(self.recording.batches))
+            seed = seed_of(self.seed, "batch", len(self.recording.batches))
             rng = np.random.default_rng(seed)
             if rate is not None:
                 yield np.flatnonzero(rng.random(self.world.size) < rate)
@@ -260,10 +360,10 @@ class Replay:
 
     def _begin_coins(self) -> None:
         self._names.clear()
-        coupled_randomness.reset_all(self.seed, "step", self.step)
+        reset_all(self.seed, "step", self.step)
         for number, generator in enumerate(self._own):
-            coupled_randomness.reset_one(generator, self.seed, "own", number, self.step)
-        self._before = [coupled_randomness.state_of(generator) for generator in self._own]
+            reset_one(generator, self.seed, "own", number, self.step)
+        self._before = [state_of(generator) for generator in self._own]
 
     def generator(self, name: str = "noise") -> np.random.Generator:
         """A generator that starts anew in every step, alike in all worlds; ask in every step.
@@ -272,7 +372,7 @@ class Replay:
             name: What it is for; each name has a stream of its own.
         """
         if name not in self._names:
-            seed = coupled_randomness.seed_of(self.seed, "named", name, self.step)
+            seed = seed_of(self.seed, "named", name, self.step)
             self._names[name] = np.random.default_rng(seed)
         found: np.random.Generator = self._names[name]
         return found
@@ -282,26 +382,22 @@ class Replay:
 
         Call it where the generator is made: a seed that differs between the worlds is found here.
         """
-        self._record(
-            "seed", f"noise generator {len(self._own) + 1}", coupled_randomness.state_of(generator)
-        )
+        self._record("seed", f"noise generator {len(self._own) + 1}", state_of(generator))
         self._own.append(generator)
-        coupled_randomness.reset_one(generator, self.seed, "own", len(self._own) - 1, self.step)
-        self._before.append(coupled_randomness.state_of(generator))
+        reset_one(generator, self.seed, "own", len(self._own) - 1, self.step)
+        self._before.append(state_of(generator))
         return generator
 
     def _coupled(self) -> tuple[str, ...] | None:
         """Where the generators that were drawn from stand; None where none was."""
         states = []
         for name, generator in sorted(self._names.items()):
-            fresh = np.random.default_rng(
-                coupled_randomness.seed_of(self.seed, "named", name, self.step)
-            )
-            if coupled_randomness.state_of(generator) != coupled_randomness.state_of(fresh):
-                states.append(coupled_randomness.state_of(generator))
+            fresh = np.random.default_rng(seed_of(self.seed, "named", name, self.step))
+            if state_of(generator) != state_of(fresh):
+                states.append(state_of(generator))
         for generator, before in zip(self._own, self._before, strict=True):
-            if coupled_randomness.state_of(generator) != before:
-                states.append(coupled_randomness.state_of(generator))
+            if state_of(generator) != before:
+                states.append(state_of(generator))
         return tuple(states) or None
 
     # --- what goes out ---------------------------------------------------------------------------

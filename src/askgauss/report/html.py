@@ -1,18 +1,23 @@
-"""The report as one HTML file, and the notebook card."""
+"""The HTML report, the notebook card, the page of a replay, and figures as inline SVG."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import math
+import re
+import threading
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from askgauss import policy
 from askgauss._text import confidence_in_words, one_line, printable
-from askgauss.figures.course_figures import BoundByStep, EvidenceByStep
+from askgauss.figures import style
 from askgauss.figures.leak_figures import (
     EpsilonAxis,
     EpsilonByCanaries,
@@ -20,7 +25,14 @@ from askgauss.figures.leak_figures import (
     Meaning,
     TradeOffCurves,
 )
-from askgauss.figures.noise_figures import GramMatrix, NoiseByStep, NoiseByTensor, NoiseShape
+from askgauss.figures.run_figures import (
+    BoundByStep,
+    EvidenceByStep,
+    GramMatrix,
+    NoiseByStep,
+    NoiseByTensor,
+    NoiseShape,
+)
 from askgauss.figures.score_figures import (
     Convergence,
     GaussianDistance,
@@ -31,15 +43,114 @@ from askgauss.figures.style import AuditFigure, NothingToDrawError
 from askgauss.figures.summary import Summary, tables_of
 from askgauss.files import codec
 from askgauss.report import words
-from askgauss.report.drawing import svg
 from askgauss.results import AuditResult, Status, Verdict
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
     from askgauss.comparison import Comparison
+    from askgauss.replay import ReplayReport
 
-__all__ = ["SECTIONS", "Section", "card", "render"]
+__all__ = ["SECTIONS", "Section", "card", "render", "render_replay", "svg"]
+
+
+# The colours figures are drawn in, and the names the style sheet knows them by.
+_COLORS = {
+    style.INK: "ink",
+    style.MUTED: "muted",
+    style.GRID: "grid",
+    style.PAPER: "paper",
+    style.OTHER: "other",
+    style.CLAIM: "claim",
+    **dict.fromkeys(style.ACCENTS.values(), "accent"),
+}
+
+
+def svg(figure: AuditFigure, prefix: str) -> Any:
+    """A figure as inline SVG that takes its colours and its type from the page.
+
+    Args:
+        figure: The figure.
+        prefix: What its ids begin with, so that they meet no other figure's nor another report's.
+    """
+    from markupsafe import Markup, escape
+    from matplotlib.figure import Figure
+
+    options: dict[str, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": prefix,
+        "text.parse_math": False,
+        "axes.formatter.use_mathtext": False,
+        "axes.unicode_minus": True,
+        "path.simplify": True,
+    }
+    with _drawing(options):
+        canvas = Figure(figsize=figure.size, layout="constrained")
+        figure.plot(canvas.add_subplot())
+        canvas.patch.set_alpha(0.0)
+        for ax in canvas.axes:
+            ax.patch.set_alpha(0.0)
+        stream = io.StringIO()
+        canvas.savefig(stream, format="svg", dpi=110, metadata={"Date": None, "Creator": None})
+    drawn = _compact(stream.getvalue(), prefix)
+    head, rest = drawn.split(">", 1)
+    spoken = escape(figure.label)
+    return Markup(f'{head} role="img" aria-label="{spoken}"><title>{spoken}</title>{rest}')
+
+
+_DRAWING = threading.Lock()
+
+
+@contextlib.contextmanager
+def _drawing(options: Any) -> Iterator[None]:
+    """Our few settings of matplotlib, which belong to the whole process, while a figure is drawn.
+
+    One figure at a time: settings of two that overlap would be put back in the wrong order. Only
+    these are put back, so that what somebody else sets meanwhile stays. Whoever draws in another
+    thread meanwhile draws by them: matplotlib has one set of settings for all threads.
+    """
+    import matplotlib as mpl
+
+    with _DRAWING:
+        before: Any = {name: mpl.rcParams[name] for name in options}
+        mpl.rcParams.update(options)
+        try:
+            yield
+        finally:
+            mpl.rcParams.update(before)
+
+
+def _compact(drawn: str, prefix: str) -> str:
+    """What the backend wrote, less what a page does not need, in the page's colours and type."""
+    drawn = drawn[drawn.index("<svg") :]
+    # A style element inside an inline image would speak to the whole page.
+    drawn = re.sub(r"<(metadata|style)\b.*?</\1>", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", drawn, count=1)
+    drawn = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawn, count=1)
+    used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', drawn))
+
+    def named(found: re.Match[str]) -> str:
+        return f' id="{prefix}-{found[1]}"' if found[1] in used else ""
+
+    def tag(found: re.Match[str]) -> str:
+        inside = re.sub(r' id="([^"]+)"', named, found[0])
+        inside = re.sub(r'(url\(|href=")#([^)"]+)', rf"\1#{prefix}-\2", inside)
+        # The size of the type is kept; its face is the page's.
+        inside = re.sub(r"font: ([0-9.]+px) [^;\"]*", r"font-size: \1", inside)
+        inside = re.sub(r"font-family: [^;\"]*; ?", "", inside)
+        inside = re.sub(r' transform="rotate\(-?0 [^)]*\)"', "", inside)
+        inside = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", inside)
+        inside = re.sub(r"\s*\n\s*", " ", inside)
+        return inside.replace("; ", ";").replace(": ", ":")
+
+    drawn = re.sub(r"<[^>]+>", tag, drawn)
+    for color, name in _COLORS.items():
+        drawn = drawn.replace(color, f"var(--{name})")
+    drawn = re.sub(r">\s+<", "><", drawn)
+    while (shorter := re.sub(r"<(g|defs)></\1>|<(g|defs)/>", "", drawn)) != drawn:
+        drawn = shorter
+    return drawn
+
 
 _SCHEMA = 1
 _COMPARED = 9
@@ -83,7 +194,7 @@ SECTIONS = (
     Section(
         name="noise",
         title="The noise",
-        lead="What was released where nothing was planted is noise alone, so its scale can be "
+        lead="What was released where no canary was included is noise alone, so its scale can be "
         "measured step by step and tensor by tensor, and its shape be looked at.",
         figures=(NoiseByStep, NoiseByTensor, NoiseShape),
     ),
@@ -110,7 +221,7 @@ def render(result: AuditResult, comparison: Comparison | None = None) -> str:
     """
     made = {kind: _made(kind, result) for section in _sections(result) for kind in section.figures}
     page = _header(result, comparison) | _body(result, made)
-    return _templates().get_template("template.html").render(page=page, style=_style_sheet())
+    return _rendered("template.html", result=result, page=page)
 
 
 def _made(kind: type[AuditFigure], result: AuditResult) -> AuditFigure | str:
@@ -135,13 +246,14 @@ def _course_section(result: AuditResult) -> list[Section]:
     course = _made(BoundByStep, result)
     if not isinstance(course, BoundByStep):
         return []
-    told = one_line(course.alarm, 600) or "There was no alarm."
-    unseen = "; ".join(f"{name}: {why}" for name, why in course.untested.items())
+    alarm, untested = course.feed.alarm, course.feed.untested
+    happened = "There was no alarm." if alarm is None else one_line(str(alarm), 600)
+    unseen = "; ".join(f"{name}: {why}" for name, why in untested.items())
     return [
         Section(
             name="course",
             title="While it trained",
-            lead=f"A monitor watched every step. {told}"
+            lead=f"A monitor watched every step. {happened}"
             + (f" Not watched: {one_line(unseen, 400)}." if unseen else ""),
             figures=(BoundByStep, EvidenceByStep),
         )
@@ -157,9 +269,8 @@ def card(result: AuditResult) -> str:
     Returns:
         A piece of HTML that brings its own style.
     """
-    page = _header(result, None)
-    inside = _templates().get_template("card.html").render(page=page)
-    verdict = page["verdict"]
+    inside = _rendered("card.html", result=result, page=_header(result, None))
+    verdict = "NONE" if result.verdict is None else result.verdict.value
     return (
         f'<div class="askgauss card" data-verdict="{verdict}">'
         f"<style>{_style_sheet()}</style>{inside}</div>"
@@ -170,11 +281,19 @@ def card(result: AuditResult) -> str:
 def _templates() -> Environment:
     import jinja2
 
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_resource),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
     )
+    # Every text that may come from outside passes through it.
+    environment.filters["line"] = one_line
+    environment.globals |= {"words": words, "style": _style_sheet()}
+    return environment
+
+
+def _rendered(template: str, **content: Any) -> str:
+    return _templates().get_template(template).render(**content)
 
 
 def _resource(name: str) -> str:
@@ -208,52 +327,23 @@ def _shown(
 
 def _header(result: AuditResult, comparison: Comparison | None) -> dict[str, Any]:
     """What the report and the notebook card share."""
-    claim = result.claim
-    facts = [
-        {
-            "name": "claimed",
-            "value": "none" if claim is None else f"ε = {claim.epsilon:g}",
-            "note": f"at δ = {result.delta:g}",
-        },
-        {
-            "name": "measured",
-            "value": words.bound(result.epsilon_lower) if result.usable else "nothing",
-            "note": f"with confidence {confidence_in_words(result.confidence)}"
-            if result.usable
-            else words.not_usable(result),
-        },
-    ]
-    if result.distribution_free is not None:
-        facts.append(
-            {
-                "name": "without assumptions",
-                "value": words.bound(result.distribution_free.epsilon_lower),
-                "note": f"with confidence {confidence_in_words(result.confidence)}",
-            }
-        )
+    claim, free = result.claim, result.distribution_free
+    confidence = f"with confidence {confidence_in_words(result.confidence)}"
+    claimed = "none" if claim is None else f"ε = {claim.epsilon:g}"
+    facts = [("claimed", claimed, f"at δ = {result.delta:g}")]
+    if result.usable:
+        facts.append(("measured", words.bound(result.epsilon_lower), confidence))
+    else:
+        facts.append(("measured", "nothing", words.not_usable(result)))
+    if free is not None:
+        facts.append(("without assumptions", words.bound(free.epsilon_lower), confidence))
     if result.power is not None and claim is not None:
-        facts.append(
-            {
-                "name": "would have noticed",
-                "value": f"{math.floor(100.0 * result.power)} %",
-                "note": f"of leaks of ε = {policy.ALTERNATIVE * claim.epsilon:g}",
-            }
-        )
+        leaks = f"of leaks of ε = {policy.ALTERNATIVE * claim.epsilon:g}"
+        facts.append(("power", f"{math.floor(100.0 * result.power)} %", leaks))
     return {
-        "verdict": "NONE" if result.verdict is None else result.verdict.value,
-        "headline": words.headline(result),
-        "reason": words.reason(result),
         "facts": facts,
-        "advice": words.advice_rows(result),
-        "scope": [
-            {"name": name, "words": one_line(said, 600)}
-            for name, said in (
-                *words.scope_rows(result),
-                *(("note", note) for note in result.notes),
-            )
-        ],
+        "scope": [*words.scope_rows(result), *(("note", note) for note in result.notes)],
         "axis": _shown(result, EpsilonAxis, EpsilonAxis.from_result(result, comparison)),
-        "version": one_line(result.version, 40),
     }
 
 
@@ -265,15 +355,8 @@ def _body(result: AuditResult, made: dict[type[AuditFigure], AuditFigure | str])
     tested = sum(item.p_value is not None for item in result.findings)
     return {
         "compared": _compared(result),
-        "parts": words.part_rows(result),
         "sections": [
-            {
-                "id": section.name,
-                "name": section.name,
-                "title": section.title,
-                "lead": section.lead,
-                "figures": [_shown(result, kind, made[kind]) for kind in section.figures],
-            }
+            (section, [_shown(result, kind, made[kind]) for kind in section.figures])
             for section in _sections(result)
         ],
         "meaning": words.meaning_rows(meaning),
@@ -284,53 +367,37 @@ def _body(result: AuditResult, made: dict[type[AuditFigure], AuditFigure | str])
             if result.findings
             else "No checks were made: the audit ran without diagnostics."
         ),
-        "findings": [
-            {
-                "status": words.status(item),
-                "name": one_line(item.check, 80),
-                "summary": one_line(item.summary, 600),
-                "remedy": one_line(item.remedy, 600),
-                "consequence": words.consequence(item),
-                "p_value": words.p_value(item),
-            }
-            for item in words.ordered(result.findings)
-        ],
-        "statement": [one_line(item) for item in words.statement(result, summary.run)],
+        "statement": words.statement(result, summary.run),
         "versions": _versions(result, summary),
         "evidence": _evidence(result),
     }
 
 
-def _compared(result: AuditResult) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = [
-        {
-            "name": "epsilon",
-            "measured": words.bound(result.epsilon_lower).removeprefix("ε "),
-            "interval": "",
-            "claimed": "–" if result.claim is None else f"{result.claim.epsilon:g}",
-            "status": words.StatusWord(
-                "–" if result.verdict is None else result.verdict.value.lower(),
-                "",
-                "fail" if result.verdict is not None else "skip",
-            ),
-        }
-    ]
+def _compared(result: AuditResult) -> list[tuple[str, str, str, str, words.StatusWord]]:
+    """What was measured, its interval, what was claimed, and the result."""
+    verdict = words.StatusWord("–", "", "skip")
+    if result.verdict is not None:
+        verdict = words.StatusWord(result.verdict.value.lower(), "", "fail")
+    claimed = "–" if result.claim is None else f"{result.claim.epsilon:g}"
+    measured = words.bound(result.epsilon_lower).removeprefix("ε ")
     found = [
         item
         for item in words.ordered(result.findings)
         if item.measured is not None and item.claimed is not None
     ]
-    for item in found[: _COMPARED - 1]:
-        rows.append(
-            {
-                "name": one_line(item.check, 60),
-                "measured": words.value(item.measured),
-                "interval": words.interval(item.interval),
-                "claimed": words.value(item.claimed),
-                "status": words.status(item),
-            }
-        )
-    return rows
+    return [
+        ("epsilon", measured, "", claimed, verdict),
+        *(
+            (
+                item.check,
+                words.value(item.measured),
+                words.interval(item.interval),
+                words.value(item.claimed),
+                words.status(item),
+            )
+            for item in found[: _COMPARED - 1]
+        ),
+    ]
 
 
 def _meaning_note(result: AuditResult, meaning: Meaning) -> str:
@@ -349,7 +416,7 @@ def _meaning_note(result: AuditResult, meaning: Meaning) -> str:
     return note
 
 
-def _versions(result: AuditResult, summary: Summary) -> list[dict[str, str]]:
+def _versions(result: AuditResult, summary: Summary) -> list[tuple[str, str]]:
     run = summary.run
     options = codec.to_plain(result.auditor)
     rows = [
@@ -362,9 +429,7 @@ def _versions(result: AuditResult, summary: Summary) -> list[dict[str, str]]:
         *summary.environment,
         *(("note", note) for note in run.notes),
     ]
-    return [
-        {"name": one_line(name, 60), "value": one_line(item, 400)} for name, item in rows if item
-    ]
+    return [(name, item) for name, item in rows if item]
 
 
 def _provenance(result: AuditResult) -> list[tuple[str, str]]:
@@ -386,3 +451,9 @@ def _evidence(result: AuditResult) -> str:
     lines = [printable(line) for line in shown.replace("  ", "\u00a0\u00a0").splitlines()]
     shown = "\n".join(lines)
     return shown if len(shown) <= _EVIDENCE else shown[:_EVIDENCE] + "\n… the rest is in the JSON."
+
+
+def render_replay(report: ReplayReport) -> str:
+    """A replay as one self-contained HTML page: no script, nothing fetched."""
+    remedies = {item.check.removeprefix("replay: "): item.remedy for item in report.findings}
+    return _rendered("replay.html", report=report, remedies=remedies)

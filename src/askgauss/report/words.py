@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from askgauss import policy, power
 from askgauss._text import confidence_in_words, number, of_the_claim, one_line, whole_percent
-from askgauss.checks.causes import leading, ordered, root_causes
-from askgauss.checks.scope import INPUT_SPACE, OUTSIDE
-from askgauss.recording.transcript import Transcript
+from askgauss.checks.gate import leading, ordered, root_causes
+from askgauss.checks.scope import OUTSIDE, scope_of
 from askgauss.results import (
     MEMBERSHIP,
+    PRIVATE_NOTE,
     AuditResult,
     Consequence,
     Finding,
@@ -27,7 +27,6 @@ from askgauss.results import (
 if TYPE_CHECKING:
     from askgauss.figures.leak_figures import Meaning
     from askgauss.figures.summary import RunSummary
-    from askgauss.recording.inputs import AuditInput
 
 __all__ = [
     "Advice",
@@ -35,6 +34,7 @@ __all__ = [
     "advice",
     "advice_rows",
     "bound",
+    "brief",
     "closing_rows",
     "consequence",
     "describe",
@@ -59,6 +59,7 @@ __all__ = [
 ]
 
 _WIDTH = 100
+_TERMINAL, _MOST_LINES = 80, 14
 _LABEL = 12
 _MOST_FINDINGS = 5
 _SHOWN = (Status.FAIL, Status.WARN, Status.INFO)
@@ -73,7 +74,7 @@ _CONSEQUENCES = {
     Consequence.BREACH: "claim broken",
     Consequence.INVALIDATES: "bound too high",
     Consequence.LOOSENS: "bound too low",
-    Consequence.INFORMS: "nothing",
+    Consequence.INFORMS: "informational",
 }
 
 
@@ -95,7 +96,7 @@ _STATUS = {
 }
 _PART_STATUS = {
     "fine": StatusWord("tested", "✓", "pass"),
-    "broken": StatusWord("broken", "✕", "fail"),
+    "broken": StatusWord("violated", "✕", "fail"),
     "not tested": StatusWord("not tested", "–", "skip"),
 }
 
@@ -119,7 +120,35 @@ def text(result: AuditResult) -> str:
     return "\n".join(lines)
 
 
-def _wrapped(words: str, *, width: int, first: str, then: int) -> list[str]:
+def brief(result: AuditResult) -> str:
+    """The answer in at most 14 lines of 80 columns: verdict, numbers, what was not tested, next."""
+    verdict = "NO VERDICT" if result.verdict is None else result.verdict.value
+    failed = [item.check for item in ordered(result.findings) if item.status is Status.FAIL]
+    untested = [part.name for part in _with_status(result.scope, "not tested")]
+    canaries = f"{result.present:,} inserted and {result.absent:,} held-out canaries"
+    # Each with the lines it may take; the next step takes what is left.
+    rows = (
+        ("claimed", "" if result.claim is None else str(result.claim), 1),
+        ("measured", measured(result), 2),
+        ("method", f"{result.auditor.name}; {canaries}", 1),
+        ("power", sight(result), 2),
+        ("failed", ", ".join(failed), 1),
+        ("not tested", ", ".join(untested) if result.scope else "every part", 2),
+        ("private", PRIVATE_NOTE.rpartition(". ")[2] if result.private else "", 1),
+        ("next", advice(result).action, _MOST_LINES),
+    )
+    lines = _wrapped(f"{verdict}: {_why(result)}", width=_TERMINAL, first="", then=2, most=2)
+    for label, words, most in rows:
+        if words:
+            first = f"  {label:<{_LABEL}}"
+            room = min(most, _MOST_LINES - len(lines))
+            lines += _wrapped(words, width=_TERMINAL, first=first, then=_LABEL + 2, most=room)
+    return "\n".join(lines)
+
+
+def _wrapped(
+    words: str, *, width: int, first: str, then: int, most: int | None = None
+) -> list[str]:
     # Names come from outside: one line until it is wrapped, and no word is cut for a line to begin
     # with what a name wants there.
     return textwrap.wrap(
@@ -128,6 +157,8 @@ def _wrapped(words: str, *, width: int, first: str, then: int) -> list[str]:
         break_long_words=False,
         initial_indent=first,
         subsequent_indent=" " * then,
+        max_lines=most,
+        placeholder=" …",
     )
 
 
@@ -136,7 +167,7 @@ def _why(result: AuditResult) -> str:
     if result.verdict is not None and result.reason:
         return result.reason
     if result.claim is None:
-        return "no claim was given to hold the run to."
+        return "no claim was given to compare the run with."
     return "this method gives an estimate without a guarantee."
 
 
@@ -145,7 +176,7 @@ def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
     if result.claim is not None:
         yield "claimed", str(result.claim)
     yield "measured", measured(result)
-    canaries = f"{result.present:,} present and {result.absent:,} absent canaries"
+    canaries = f"{result.present:,} inserted and {result.absent:,} held-out canaries"
     yield "method", f"{method(result)}; {canaries}"
     if result.distribution_free is not None:
         free = f"epsilon >= {number(result.distribution_free.epsilon_lower)}"
@@ -163,7 +194,7 @@ def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
 def closing_rows(result: AuditResult) -> Iterator[tuple[str, str]]:
     """What the audit could see, what it tested, notes, where it comes from, and what to do."""
     if seen := sight(result):
-        yield "would see", seen
+        yield "power", seen
     yield from scope_rows(result)
     for note in result.notes:
         yield "note", note
@@ -198,16 +229,14 @@ def measured(result: AuditResult) -> str:
 
 def sight(result: AuditResult) -> str:
     """What an audit like this calls a violation, and how often; empty where unknown."""
-    parts = []
+    seen = ""
     if result.smallest_leak is not None:
-        parts.append(f"a true epsilon of {number(result.smallest_leak)} in 80% of audits")
+        seen = f"flags a true epsilon of {number(result.smallest_leak)} in 80% of audits"
     if result.power is not None and result.claim is not None:
         alternative = policy.ALTERNATIVE * result.claim.epsilon
-        one = "one" if parts else "a true epsilon"
-        parts.append(f"{one} of {alternative:g} in {whole_percent(result.power)}")
-    if not parts:
-        return ""
-    return f"{', '.join(parts)}; a sound run is called broken in at most {result.gate_error:.2g}"
+        share = f"{alternative:g} in {whole_percent(result.power)}"
+        seen = f"{seen}, one of {share}" if seen else f"flags a true epsilon of {share} of audits"
+    return f"{seen}; false-alarm rate at most {result.gate_error:.2g}" if seen else ""
 
 
 def scope_rows(result: AuditResult) -> list[tuple[str, str]]:
@@ -216,26 +245,29 @@ def scope_rows(result: AuditResult) -> list[tuple[str, str]]:
     Every output shows these rows, and no other list of parts.
     """
     tested = [
-        f"{part.name} ({part.smallest} would show)" if part.smallest else part.name
-        for part in _named(result, "fine")
+        f"{part.name} (detects {part.smallest})" if part.smallest else part.name
+        for part in _with_status(result.scope, "fine")
     ]
-    unseen: dict[str, list[str]] = {}
-    for part in _named(result, "not tested"):
-        unseen.setdefault(part.how_to_test, []).append(part.name)
-    untested = [
-        f"{', '.join(names)} ({how})" if how else ", ".join(names) for how, names in unseen.items()
-    ]
+    untested = [f"{names} ({how})" if how else names for names, how in _untested(result.scope)]
     rows = (
         ("tested", tested),
-        ("broken", [part.name for part in _named(result, "broken")]),
+        ("violated", [part.name for part in _with_status(result.scope, "broken")]),
         ("not tested", untested if result.scope else ["every part: no checks were made"]),
         ("outside", [f"any audit of one run: {', '.join(OUTSIDE)}"]),
     )
     return [(label, "; ".join(items)) for label, items in rows if items]
 
 
-def _named(result: AuditResult, status: str) -> list[Part]:
-    return [part for part in result.scope if part.status == status]
+def _with_status(scope: Iterable[Part], status: str) -> list[Part]:
+    return [part for part in scope if part.status == status]
+
+
+def _untested(scope: Iterable[Part]) -> list[tuple[str, str]]:
+    """Parts that were not tested, those together that one step would test, and that step."""
+    together: dict[str, list[str]] = {}
+    for part in _with_status(scope, "not tested"):
+        together.setdefault(part.how_to_test, []).append(part.name)
+    return [(", ".join(names), how) for how, names in together.items()]
 
 
 def scope_line(result: AuditResult) -> str:
@@ -248,9 +280,9 @@ def scope_line(result: AuditResult) -> str:
 # Methods that an audit takes where none is asked for.
 _DEFAULTS = ("gaussian-shift", "subsampled-gaussian")
 
-_MAINTAINER = "whoever maintains the training code"
-_AUDITOR = "whoever runs the audit"
-_OWNER = "whoever answers for the privacy claim"
+_MAINTAINER = "the maintainer of the training code"
+_AUDITOR = "the person who runs the audit"
+_OWNER = "the owner of the privacy claim"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,7 +330,7 @@ def advice(result: AuditResult) -> Advice:
         return _ask_for_membership(result)
     if result.claim is None:
         return Advice(
-            meaning="This is a measurement without a claim to hold it against: it can neither "
+            meaning="This is a measurement without a claim to compare it with: it can neither "
             "pass nor fail.",
             action="Audit it against a claim: --epsilon and --delta, or claim=PrivacyClaim(...).",
             actor=_AUDITOR,
@@ -377,7 +409,7 @@ def _inconclusive(result: AuditResult) -> Advice:
 def _weak(
     why: str, action: str, *, present: int | None = None, absent: int | None = None
 ) -> Advice:
-    meaning = f"Nothing speaks against the claim, but {why}. Treat the claim as untested."
+    meaning = f"No evidence against the claim, but {why}. Treat the claim as untested."
     return Advice(meaning=meaning, action=action, actor=_AUDITOR, present=present, absent=absent)
 
 
@@ -393,7 +425,7 @@ def _ask_for_membership(result: AuditResult) -> Advice:
 
 def _more_canaries(result: AuditResult) -> Advice:
     """How many canaries would be enough; where no number is, what would."""
-    why = "this audit was too weak to have noticed a leak a quarter above it"
+    why = "this audit was too weak to detect a leak a quarter above it"
     needed = power.needed_canaries(result, power=policy.WANTED_POWER)
     if needed is None:
         return _weak(why, _no_number_is_enough(result))
@@ -409,13 +441,13 @@ def _more_canaries(result: AuditResult) -> Advice:
         attached = f", or CanaryAudit(..., planned_steps={run.steps}) if it is to be this short"
     if run is not None and run.fair_coins:
         count = max(2 * present, 2 * absent)
-        said = f"{count:,} canaries, each present by a fair coin (CanaryAudit(..., canaries={count}"
-        said += "); DiracCanaries(count=...) is the same)"
+        said = f"{count:,} canaries, each inserted with probability one half (CanaryAudit(..., "
+        said += f"canaries={count}); DiracCanaries(count=...) is the same)"
     else:
-        said = f"{present:,} present and {absent:,} absent canaries (CanaryAudit(..., "
+        said = f"{present:,} inserted and {absent:,} held-out canaries (CanaryAudit(..., "
         said += f"present={present}, absent={absent}); DiracCanaries takes the same)"
     action = (
-        f"Train again with {said}{attached}: such an audit notices a true epsilon of "
+        f"Train again with {said}{attached}: such an audit flags a true epsilon of "
         f"{number(policy.ALTERNATIVE * claim.epsilon)} nine times in ten."
     )
     return _weak(why, action, present=present, absent=absent)
@@ -427,7 +459,7 @@ def _no_number_is_enough(result: AuditResult) -> str:
     if name in _DEFAULTS and result.power is None:
         return "Audit a claim at a delta above 0, against which power can be computed."
     if result.power is None:
-        return f"{name} does not say what it would notice: audit with the default method."
+        return f"{name} does not state its power: audit with the default method."
     if room is not None and name == "subsampled-gaussian":
         return (
             f"This model has room for {room:,} canaries, one a parameter, and no number of "
@@ -455,8 +487,8 @@ def _no_number_is_enough(result: AuditResult) -> str:
 def _consistent(result: AuditResult) -> Advice:
     seen = ""
     if result.smallest_leak is not None:
-        seen = f" that notices a leak of epsilon {number(result.smallest_leak)} four times in five"
-    untested = [part for part in result.scope if part.status == "not tested"]
+        seen = f" that flags a true epsilon of {number(result.smallest_leak)} four times in five"
+    untested = _with_status(result.scope, "not tested")
     meaning = f"An audit{seen} found nothing against the claim. That is no proof of privacy"
     if not untested:
         return Advice(
@@ -488,15 +520,14 @@ def reason(result: AuditResult) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def advice_rows(result: AuditResult) -> list[dict[str, str]]:
+def advice_rows(result: AuditResult) -> list[tuple[str, str]]:
     """What this means, what to do and who should, for somebody who is no statistician."""
-    told = advice(result)
-    rows = (
-        ("What this means", told.meaning),
-        ("What to do", told.action),
-        ("Who should act", f"{told.actor[:1].upper()}{told.actor[1:]}."),
-    )
-    return [{"name": name, "words": one_line(words, 900)} for name, words in rows]
+    found = advice(result)
+    return [
+        ("What this means", found.meaning),
+        ("What to do", found.action),
+        ("Who should act", f"{found.actor[:1].upper()}{found.actor[1:]}."),
+    ]
 
 
 def status(finding: Finding) -> StatusWord:
@@ -562,39 +593,29 @@ def percent(given: float | None, *, up: bool) -> str:
     return f"{rounded:.{digits}f} %"
 
 
-def meaning_rows(meaning: Meaning) -> list[dict[str, str]]:
-    """What epsilon means, claimed beside measured."""
+def meaning_rows(meaning: Meaning) -> list[tuple[str, str, str]]:
+    """What epsilon means: claimed at most, measured at least."""
     names = (
         ("best true positive rate minus false positive rate", meaning.advantage),
         ("true positives at 1 % false positives", meaning.true_positives),
         ("belief in presence, from 50 % before", meaning.belief),
     )
     return [
-        {
-            "name": name,
-            "claimed": percent(pair[0], up=True),
-            "measured": percent(pair[1], up=False),
-        }
-        for name, pair in names
+        (name, percent(claimed, up=True), percent(least, up=False))
+        for name, (claimed, least) in names
     ]
 
 
-def part_rows(result: AuditResult) -> list[dict[str, Any]]:
+def part_rows(result: AuditResult) -> list[tuple[Part, StatusWord]]:
     """Every part of the training, those first that were found broken or not tested."""
     order = ("broken", "not tested", "fine")
-    return [
-        {
-            "name": part.name,
-            "status": _PART_STATUS[part.status],
-            "detail": one_line(part.smallest or part.how_to_test, 400),
-        }
-        for part in sorted(result.scope, key=lambda part: order.index(part.status))
-    ]
+    parts = sorted(result.scope, key=lambda part: order.index(part.status))
+    return [(part, _PART_STATUS[part.status]) for part in parts]
 
 
 def statement(result: AuditResult, run: RunSummary) -> list[str]:
     """What was audited, how, and what follows: paragraphs that can be quoted."""
-    return [_claimed(result), _audited(result, run), _found(result), _untested(result)]
+    return [_claimed(result), _audited(result, run), _found(result), _not_covered(result)]
 
 
 def _claimed(result: AuditResult) -> str:
@@ -622,14 +643,14 @@ def _claimed(result: AuditResult) -> str:
 
 def _audited(result: AuditResult, run: RunSummary) -> str:
     text = (
-        f"The audit compared {result.present:,} canaries that were present in the run with "
-        f"{result.absent:,} that were not"
+        f"The audit compared {result.present:,} canaries that were inserted into the run with "
+        f"{result.absent:,} held-out ones"
     )
     text += f", over {run.steps:,} steps" if run.steps is not None else ""
     if run.scheme:
-        text += f", each present one drawn by {run.scheme}"
+        text += f", each inserted one drawn by {run.scheme}"
     elif run.sampling_rate is not None:
-        text += f", each present one in a step with probability {run.sampling_rate:.4g}"
+        text += f", each inserted one in a step with probability {run.sampling_rate:.4g}"
     if run.sampling == "own coin":
         text += " (drawn by the audit itself, not by the sampler of the training)"
     elif run.sampling:
@@ -672,12 +693,12 @@ def _found(result: AuditResult) -> str:
     text += " at most. "
     if result.verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE):
         text += (
-            "No evidence against a claim is not evidence for it: an audit proves nothing private."
+            "No evidence against a claim is no evidence for it: no audit can prove a model private."
         )
     return text.rstrip()
 
 
-def _untested(result: AuditResult) -> str:
+def _not_covered(result: AuditResult) -> str:
     text = " ".join(
         f"{label[:1].upper()}{label[1:]}{'' if label == 'outside' else ':'} {words}."
         for label, words in scope_rows(result)
@@ -698,26 +719,21 @@ _TITLES = (
 )
 
 
-def describe(
-    findings: Iterable[Finding],
-    *,
-    data: AuditInput | None = None,
-) -> str:
+def describe(findings: Iterable[Finding], *, exercised: Sequence[str] = ()) -> str:
     """The findings as text: what failed and why, what was not checked, and what to do next.
 
-    A check that may fail because another one does is named under it. The advice looks at what the
-    run already did, so far as the data tell.
+    A check that may fail because another one does is named under it.
 
     Args:
         findings: What `diagnose` returned.
-        data: What it was given; without it the advice is general.
+        exercised: Parts of the training that the canaries went through.
 
     Examples:
         >>> import askgauss as ag
         >>> from askgauss.checks import diagnose
         >>> run = ag.simulate_dpsgd(steps=50, sampling_rate=0.2, noise_multiplier=2.0,
         ...                         present=100, absent=100, seed=0, fault="half-noise")
-        >>> print(describe(diagnose(run), data=run).splitlines()[0])
+        >>> print(describe(diagnose(run)).splitlines()[0])
         Failed:
     """
     listed = list(findings)
@@ -733,10 +749,9 @@ def describe(
     lines.append(f"{passed} of {len(listed)} checks passed; not run: {len(missing) or 'none'}.")
     for item in missing:
         lines.append(_filled(f"  {item.check} {item.summary.removeprefix('not run: ')}", 6))
-    advice = list(dict.fromkeys(_to_check_more(missing, data)))
-    if advice:
-        lines.append("To check more:")
-        lines += [_filled(f"  - {text}", 4) for text in advice]
+    untested = _untested(scope_of(listed, exercised))
+    lines += ["Not tested:"] if untested else []
+    lines += [_filled(f"  {names}: {how}.", 6) for names, how in untested]
     return "\n".join(lines)
 
 
@@ -756,38 +771,3 @@ def _paragraph(finding: Finding, symptoms: list[str]) -> Iterator[str]:
         yield _filled(f"    may explain: {', '.join(symptoms)}", 4)
     if finding.remedy:
         yield _filled(f"    {finding.remedy}", 4)
-
-
-def _to_check_more(missing: list[Finding], data: AuditInput | None) -> Iterator[str]:
-    """What would let the checks run that were not, given what the run did."""
-    facts = getattr(data, "facts", None)
-    if data is not None and facts is None:
-        yield (
-            "These are scores only. A transcript shows the noise of every step, and what a record "
-            "adds: record the run with askgauss.Recorder, or attach CanaryAudit."
-        )
-    for finding in missing:
-        needs = finding.summary
-        if "own sampler" in needs:
-            done = {"noise", *(facts.exercised if facts is not None else ())}
-            unseen = [part for part in INPUT_SPACE if part not in done]
-            yield (
-                f"Canaries did not go through the {' or the '.join(unseen)}: put them into the "
-                "training data, and pass planted= to the recorder."
-            )
-        elif "known background" in needs:
-            yield (
-                "The other records' sum was not subtracted: with Poisson sampling, pass "
-                "background= to the recorder."
-            )
-        elif "claimed" in needs or "accountant" in needs:
-            yield "Put noise_multiplier=, sampling_rate= and steps= into the claim."
-        elif "canaries" in needs and data is not None:
-            present = int(data.member.sum())
-            absent = data.member.size - present
-            yield (
-                f"There are {present:,} present and {absent:,} absent canaries; "
-                "absent ones cost the training nothing, so take more of those first."
-            )
-        elif "steps" in needs and isinstance(data, Transcript):
-            yield f"The audit saw {data.number_of_steps:,} steps; attach it to more of the run."

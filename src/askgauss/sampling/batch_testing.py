@@ -22,8 +22,7 @@ from askgauss.files import schema
 from askgauss.files.codec import Facts, number
 from askgauss.files.schema import Field
 from askgauss.sampling.scheme import Integers, Mask, Scheme
-from askgauss.stats.rounding import FEW, about, digits
-from askgauss.stats.sequential_sampling import (
+from askgauss.stats.betting import (
     SamplerBets,
     extreme_p_value,
     mean_p_value,
@@ -31,6 +30,7 @@ from askgauss.stats.sequential_sampling import (
     trend_p_value,
     uniform_draws,
 )
+from askgauss.stats.rounding import FEW, about, digits
 
 __all__ = ["DrawnBatches", "SchemeSums", "SchemeTest"]
 

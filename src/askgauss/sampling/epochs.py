@@ -20,8 +20,8 @@ from askgauss.sampling.scheme import (
     check_draw,
     hypergeometric_limits,
 )
-from askgauss.stats.binomial import binomial_p_value
-from askgauss.stats.pair_composition import Pair, ways_epsilon
+from askgauss.stats.composition import Pair, ways_epsilon
+from askgauss.stats.limits import binomial_p_value
 
 if TYPE_CHECKING:
     from askgauss.sampling.batch_testing import SchemeSums
@@ -179,6 +179,16 @@ class BallsInBins(Scheme):
     def _epsilon_at(self, signal: float, steps: int, delta: float) -> float:
         return _once_an_epoch(self.bins, self.redrawn, signal, steps, delta)
 
+    def coarse_epsilon_lower(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
+        """The larger of that of the sum and a closed form for little noise."""
+        summed = Scheme.coarse_epsilon_lower(
+            self, noise_multiplier=noise_multiplier, steps=steps, delta=delta
+        )
+        epochs = steps // self.bins
+        return max(
+            summed, _over_all_ways(self.bins, self.redrawn, 1.0 / noise_multiplier, epochs, delta)
+        )
+
     def draw(self, rng: np.random.Generator, records: int, steps: int) -> Iterator[Integers]:
         """Batches of record indices, one a step."""
         check_draw(records, steps)
@@ -209,6 +219,14 @@ def _waiting(past: SchemeSums, places: int, redrawn: bool) -> Mask:
     return np.asarray(past.last < past.step - past.step % places)
 
 
+def _over_all_ways(places: int, redrawn: bool, signal: float, epochs: int, delta: float) -> float:
+    """Epsilon of whole epochs by a closed form, good where there is little noise."""
+    if not epochs:
+        return 0.0
+    ways = (epochs if redrawn else 1) * math.log(places)
+    return ways_epsilon(math.sqrt(epochs) * signal, ways, delta)
+
+
 @lru_cache(maxsize=256)
 def _once_an_epoch(places: int, redrawn: bool, signal: float, steps: int, delta: float) -> float:
     """Epsilon of a canary at one of so many places, anew in every epoch or once and for all."""
@@ -217,10 +235,7 @@ def _once_an_epoch(places: int, redrawn: bool, signal: float, steps: int, delta:
         return math.inf if delta < (1.0 if epochs else more / places) else 0.0
     # With many epochs and little noise the pair outgrows floating point: there, a closed form. It
     # leaves out a last epoch that is not whole.
-    epsilon = 0.0
-    if epochs:
-        ways = epochs * math.log(places) if redrawn else math.log(places)
-        epsilon = ways_epsilon(math.sqrt(epochs) * signal, ways, delta)
+    epsilon = _over_all_ways(places, redrawn, signal, epochs, delta)
     signal = min(signal, Pair.LARGEST)
     if redrawn:
         epoch = Pair.gaussian(signal)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import rel_entr
+from scipy.special import betainc, rel_entr
 
 from askgauss import _validate, accounting
 from askgauss.sampling.scheme import (
@@ -21,9 +21,9 @@ from askgauss.sampling.scheme import (
     check_draw,
     hypergeometric_limits,
 )
-from askgauss.stats.binomial import binomial_p_value, binomial_weights
+from askgauss.stats.composition import Pair
 from askgauss.stats.gaussian import gdp_epsilon
-from askgauss.stats.pair_composition import Pair
+from askgauss.stats.limits import binomial_p_value, binomial_weights
 
 if TYPE_CHECKING:
     from askgauss.sampling.batch_testing import SchemeSums
@@ -38,9 +38,8 @@ __all__ = [
     "TruncatedPoisson",
 ]
 
-# Numbers gone through for the distribution of a separation, and what a step costs beside them.
-_MOST_WORK = 5 * 10**9
-_PER_STEP = 2500
+# Numbers of inclusions of one record that are kept apart, for a bound and for a coarse one.
+_COUNTS, _COARSE_COUNTS = 4096, 12
 
 
 class PoissonAlone(Scheme):
@@ -291,6 +290,20 @@ class CyclicPoisson(Scheme):
             )
         return _secret_cycle(self.rate, self.cycle, signal, steps, delta)
 
+    def coarse_epsilon_lower(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
+        """As `epsilon_lower`, on a small grid, where the group is known."""
+        if self.groups != "known":
+            return Scheme.coarse_epsilon_lower(
+                self, noise_multiplier=noise_multiplier, steps=steps, delta=delta
+            )
+        return accounting.dpsgd_epsilon_lower(
+            signal_to_noise=1.0 / noise_multiplier,
+            sampling_rate=self.rate,
+            steps=self.poisson_steps(steps),
+            delta=delta,
+            grid=accounting.SMALL,
+        )
+
     def epsilon(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
         """The claim of an accountant that knows of the groups: Poisson over one group's steps."""
         return accounting.dpsgd_epsilon(
@@ -450,42 +463,56 @@ class MinSeparation(Scheme):
         return self.rate
 
     def counts(self, steps: int) -> NDArray[np.float64]:
-        """Probabilities of the number of inclusions of one record."""
+        """Probabilities of the number of inclusions of one record.
+
+        Between two of them lie the steps it waits for and a geometric number of others, so that the
+        k-th one is over in time with a negative binomial probability.
+        """
         most = -(-steps // self.separation)
         # A wait beyond the last step is no longer for this.
-        wait = min(self.separation, steps)
-        hint = "The law of so long a run is not computed: ask for fewer steps."
-        work = {"steps * steps / separation": steps * (most + _PER_STEP)}
-        _validate.count(maximum=_MOST_WORK, hint=hint, **work)
-        # Row by row those who are ready now, in the next step and so on, in a ring.
-        rows = wait + 1
-        ready = np.zeros((rows, most + 1))
-        if self.warm_start:
-            share = self.share
-            ready[0, 0] = 1.0 - (self.separation - 1) * share
-            ready[1:wait, 0] += share
-            ready[wait, 0] += (self.separation - wait) * share
-        else:
-            ready[0, 0] = 1.0
-        for step in range(steps):
-            now = ready[step % rows]
-            joins = self.rate * now
-            ready[(step + 1) % rows] += now - joins
-            ready[(step + wait) % rows, 1:] += joins[:-1]
-            now[:] = 0.0
-        # Ready after the last step, or still waiting for then.
-        return np.asarray(ready.sum(axis=0))
+        waits = np.arange(min(self.separation, steps + 1)) if self.warm_start else np.zeros(1)
+        chance = np.full(waits.size, self.share)
+        chance[0] = self.share / self.rate if self.warm_start else 1.0
+        chance[-1] = 1.0 - chance[:-1].sum()
+        inclusion = np.arange(1.0, most + 1.0)
+        spare = steps - waits[:, None] - inclusion - (inclusion - 1.0) * (self.separation - 1.0)
+        in_time = np.where(
+            spare >= 0.0, betainc(inclusion, np.maximum(spare, 0.0) + 1.0, self.rate), 0.0
+        )
+        at_least = np.concatenate(([1.0], chance @ in_time, [0.0]))
+        return np.asarray(np.maximum(-np.diff(at_least), 0.0))
+
+    def coarse_epsilon_lower(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
+        """As `epsilon_lower`, with fewer different numbers of inclusions."""
+        return _separated(self, 1.0 / noise_multiplier, steps, delta, _COARSE_COUNTS)
 
 
 @lru_cache(maxsize=256)
-def _separated(scheme: MinSeparation, signal: float, steps: int, delta: float) -> float:
+def _separated(
+    scheme: MinSeparation, signal: float, steps: int, delta: float, levels: int = _COUNTS
+) -> float:
     weights = scheme.counts(steps)
     if signal == math.inf:
         return math.inf if delta < 1.0 - float(weights[0]) else 0.0
     # Epsilon grows with the signal, so what is beyond floating point may be cut off.
     most = max(int(np.flatnonzero(weights > 1e-15).max()), 1)
     shift = min(signal / math.sqrt(steps), Pair.LARGEST / most)
-    return Pair.counted(shift, weights).epsilon(delta)
+    return Pair.counted(shift, _fewer(weights, levels)).epsilon(delta)
+
+
+def _fewer(weights: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
+    """At most about so many different counts: each is taken for the next lower one that is left.
+
+    Fewer inclusions show less of a record, so that a lower bound stays one.
+    """
+    if np.count_nonzero(weights) <= levels:
+        return weights
+    likely = np.flatnonzero(weights > 1e-5 * weights.max())
+    width = -(-int(likely[-1] - likely[0] + 1) // levels)
+    starts = np.append(0, np.arange(max(likely[0], 1), likely[-1] + 1, width))
+    kept = np.zeros_like(weights)
+    kept[starts] = np.add.reduceat(weights, starts)
+    return kept
 
 
 def _ordinal(number: int) -> str:

@@ -21,7 +21,7 @@ from askgauss.sampling.independent import (
     TruncatedPoisson,
 )
 from askgauss.sampling.scheme import Integers, Scheme
-from askgauss.stats.binomial import clopper_pearson_lower
+from askgauss.stats.limits import clopper_pearson_lower
 
 __all__ = ["Mismatch", "Recogniser", "assumed_poisson", "from_plain", "mismatch", "scheme_of"]
 

@@ -16,8 +16,8 @@ from scipy.special import log_ndtr, logsumexp
 from askgauss import _validate, accounting
 from askgauss.exceptions import UnsupportedError
 from askgauss.files import codec
-from askgauss.stats.binomial import binomial_weights
-from askgauss.stats.search import close_bracket
+from askgauss.stats.gaussian import gdp_epsilon
+from askgauss.stats.limits import binomial_weights, close_bracket
 
 if TYPE_CHECKING:
     from askgauss.sampling.batch_testing import SchemeSums, SchemeTest
@@ -135,6 +135,23 @@ class Scheme(ABC):
             return 0.0
         signal = 1.0 / noise_multiplier if noise_multiplier > 0.0 else math.inf
         return self._epsilon_at(float(signal), int(steps), float(delta))
+
+    def coarse_epsilon_lower(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
+        """A lower bound on `epsilon_lower` in some milliseconds, for use during training.
+
+        By default that of the sum of all whole periods: a record that is in k of n steps at least
+        moves it by k contributions, where its noise is that of n steps.
+
+        Args:
+            noise_multiplier: As in `epsilon_lower`, above 0.
+            steps: Number of steps.
+            delta: Delta, in (0, 1).
+        """
+        whole = steps - steps % (self.period or 1)
+        if not whole:
+            return 0.0
+        fewest = self.draws_within(whole)[0]
+        return gdp_epsilon(delta, fewest / (noise_multiplier * math.sqrt(whole)))
 
     def signal_to_noise(self, *, epsilon: float, delta: float, steps: int) -> float:
         """The contribution over the noise deviation at which a run violates a claim.

@@ -16,36 +16,23 @@ from numpy.typing import NDArray
 
 from askgauss.canaries import Stream, random_stream
 from askgauss.results import Verdict
-from askgauss.simulation.dpsgd_parts import (
+from askgauss.simulation.mechanism import (
+    FAULTS,
+    TREE_FAULTS,
     Adding,
+    Fault,
     Gradients,
+    Invisible,
+    NodeNoise,
     SimulatedRun,
+    TreeFault,
     gaussian,
     one_direction_each,
     per_record,
     poisson,
 )
-from askgauss.simulation.fault_kinds import (
-    FAULTS,
-    TREE_FAULTS,
-    Fault,
-    Invisible,
-    NodeNoise,
-    TreeFault,
-    find_fault,
-    find_tree_fault,
-)
 
-__all__ = [
-    "FAULTS",
-    "INVISIBLE",
-    "TREE_FAULTS",
-    "Fault",
-    "Invisible",
-    "TreeFault",
-    "find_fault",
-    "find_tree_fault",
-]
+__all__ = ["FAULTS", "INVISIBLE", "TREE_FAULTS", "Fault", "Invisible", "TreeFault"]
 
 
 # ------------------------------------------------------------------ plain in the sums of a run
@@ -237,7 +224,6 @@ def _none_if_empty(run: SimulatedRun) -> NDArray[np.float64]:
     "skipped-empty-batches",
     "A step whose batch is empty is not taken: every step has somebody in it.",
     finding="sampling rate",
-    canaries="data path",
     expected_batch=1.0,
 )
 def _never_empty(run: SimulatedRun, steps: int) -> Iterator[NDArray[np.int64]]:
@@ -249,7 +235,6 @@ def _never_empty(run: SimulatedRun, steps: int) -> Iterator[NDArray[np.int64]]:
     "sampling-rate-doubled",
     "The sampler takes twice the rate that is accounted for.",
     finding="sampling rate",
-    canaries="data path",
 )
 def _doubled(run: SimulatedRun, steps: int) -> Iterator[NDArray[np.int64]]:
     return poisson(replace(run, sampling_rate=min(1.0, 2.0 * run.sampling_rate)), steps)
@@ -275,7 +260,6 @@ Fault(
     "Shuffled epochs are accounted for as Poisson sampling.",
     finding="sampling scheme",
     verdict=Verdict.INVALID,
-    canaries="data path",
 )(_Epochs(reshuffle=True))
 Fault(
     "sampler",
@@ -284,7 +268,6 @@ Fault(
     finding="sampling of pairs",
     also=("sampling scheme",),
     verdict=Verdict.INVALID,
-    canaries="data path",
 )(_Epochs(reshuffle=False))
 
 
@@ -294,7 +277,6 @@ Fault(
     "Every record has the right rate, but four of them share a coin.",
     finding="sampling scheme",
     verdict=Verdict.INVALID,
-    canaries="data path",
 )
 def _shared_draws(run: SimulatedRun, steps: int) -> Iterator[NDArray[np.int64]]:
     records = run.records
@@ -303,13 +285,7 @@ def _shared_draws(run: SimulatedRun, steps: int) -> Iterator[NDArray[np.int64]]:
         yield records[np.repeat(heads, 4)[: records.size]]
 
 
-@Fault(
-    "clip",
-    "clipping-off",
-    "Gradients are not clipped.",
-    finding="contribution",
-    canaries="data path",
-)
+@Fault("clip", "clipping-off", "Gradients are not clipped.", finding="contribution")
 def _unclipped(run: SimulatedRun, gradients: Gradients) -> Gradients:
     return gradients
 
@@ -342,7 +318,6 @@ def _together(
     "clip-on-batch-mean",
     "The mean of the batch is clipped, not every record.",
     finding="contribution",
-    canaries="data path",
 )
 def _batch_mean(run: SimulatedRun, gradients: Gradients) -> Gradients:
     group = np.zeros(len(gradients), dtype=np.int64)
@@ -355,7 +330,6 @@ def _batch_mean(run: SimulatedRun, gradients: Gradients) -> Gradients:
     "Means of four records are clipped, not every record.",
     finding="contribution",
     verdict=Verdict.INCONCLUSIVE,
-    canaries="data path",
 )
 def _microbatch_means(run: SimulatedRun, gradients: Gradients) -> Gradients:
     group = np.arange(len(gradients)) // 4
@@ -368,7 +342,6 @@ def _microbatch_means(run: SimulatedRun, gradients: Gradients) -> Gradients:
     "duplicated-example",
     "Every record is in its batch twice, as when two ranks see the same data.",
     finding="contribution",
-    canaries="data path",
 )
 def _twice(run: SimulatedRun, batch: NDArray[np.int64]) -> Gradients:
     return one_direction_each(run, np.repeat(batch, 2))
@@ -380,7 +353,6 @@ def _twice(run: SimulatedRun, batch: NDArray[np.int64]) -> Gradients:
     "Gradients of the step before are not cleared, and are added once more.",
     finding="carry-over",
     verdict=Verdict.INVALID,
-    canaries="data path",
 )
 def _with_the_last_batch(run: SimulatedRun, batch: NDArray[np.int64]) -> Gradients:
     return one_direction_each(run, np.concatenate([run.previous, batch]))
@@ -564,7 +536,6 @@ def _few_directions(run: SimulatedRun) -> NDArray[np.float64]:
     "One planting of 200 adds ten clip norms.",
     finding="single plantings",
     also=("contribution",),
-    canaries="data path",
 )
 def _rarely_unclipped(run: SimulatedRun, gradients: Gradients) -> Gradients:
     factor = np.where((run.batch + run.step) % 200 == 0, 10.0, 1.0)
@@ -577,7 +548,6 @@ def _rarely_unclipped(run: SimulatedRun, gradients: Gradients) -> Gradients:
     "A record adds half a clip norm at first and one and a half at the end.",
     finding="even contribution",
     verdict=Verdict.INVALID,
-    canaries="data path",
 )
 def _ever_more(run: SimulatedRun, gradients: Gradients) -> Gradients:
     return per_record(run, gradients).scaled(np.array(0.5 + (run.step + 0.5) / run.steps))
@@ -589,7 +559,6 @@ def _ever_more(run: SimulatedRun, gradients: Gradients) -> Gradients:
     "Records are drawn in every fourth step only, at four times the rate.",
     finding="sampling in time",
     verdict=Verdict.INVALID,
-    canaries="data path",
 )
 def _cyclic(run: SimulatedRun, steps: int) -> Iterator[NDArray[np.int64]]:
     records = run.records

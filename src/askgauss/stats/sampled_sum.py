@@ -205,7 +205,7 @@ def _epsilon(values: _Floats, counts: _Floats, rate: float, delta: float) -> flo
 
     most = float((counts * np.maximum(values, 0.0)).sum()) + reach
     found = max(0.0, _largest(present_first, -2.0, most))
-    # With weights >= 0 this direction is the larger one (stats/subsampled_shift.py).
+    # With weights >= 0 this direction is the larger one (stats/score_law.py).
     return found if values.min() >= 0.0 else max(found, _largest(absent_first, -reach, reach))
 
 

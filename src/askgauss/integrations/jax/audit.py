@@ -54,11 +54,16 @@ except ImportError as error:
         "askgauss.integrations.jax needs JAX and optax: pip install 'askgauss[jax]'."
     ) from error
 
-from askgauss.integrations.jax.jax_examples import ExampleAudit
-from askgauss.integrations.jax.jax_noise import SampledLeaves
-from askgauss.integrations.jax.jax_rows import CanaryLoss, PlantedRows
-from askgauss.integrations.jax.plan import as_scheme, claim_of, planned_run
-from askgauss.integrations.jax.state import AuditState, Readings, WrappedRun, checked_privatizer
+from askgauss.integrations.jax.example_canaries import CanaryLoss, ExampleAudit, PlantedRows
+from askgauss.integrations.jax.plan import claim_of, planned_run, scheme_of
+from askgauss.integrations.jax.state import (
+    AuditState,
+    Readings,
+    WrappedRun,
+    checked_privatizer,
+    named_as_in_jax_privacy,
+)
+from askgauss.integrations.jax.step_noise import SampledLeaves
 
 __all__ = ["Audit", "AuditState", "ExampleAudit", "claim_of"]
 
@@ -79,7 +84,7 @@ class Audit(WrappedRun):
 
     Args:
         params: The parameters, or anything of their structure and shapes.
-        sampling: How batches are drawn, by your word: a scheme of `askgauss.sampling`, or a batch
+        sampling: How batches are drawn, as declared: a scheme of `askgauss.sampling`, or a batch
             selection strategy of jax_privacy.
         clip_norm: The most one record adds to the sum that is handed to the transformation:
             ``clipped_grad(...).sensitivity()``.
@@ -141,7 +146,7 @@ class Audit(WrappedRun):
         _validate.one_of(("auto", "known", "unknown"), background=background)
         super().__init__(
             params,
-            sampling=as_scheme(sampling, records),
+            sampling=scheme_of(sampling, records),
             clip_norm=clip_norm,
             noise_multiplier=noise_multiplier,
             steps=steps,
@@ -219,26 +224,13 @@ class Audit(WrappedRun):
     ) -> Audit:
         """The audit of a run that jax_privacy has planned.
 
-        Args:
-            params: As for `Audit`.
-            plan: A ``BandMFExecutionPlanConfig``, or a ``DPExecutionPlan``. Sampling, clip norm,
-                noise multiplier, strategy and steps are read from it.
-            strategy: As for `Audit`, where records take turns and a plan alone is given.
-            canaries: As for `Audit`.
-            records: As for `Audit`.
-            background: As for `Audit`.
-            buffer: As for `Audit`.
-            seed: As for `Audit`.
-            monitor: As for `Audit`.
+        Sampling, clip norm, noise multiplier, strategy and steps are read from ``plan``, a
+        ``BandMFExecutionPlanConfig`` or a ``DPExecutionPlan``. The latter does not say its
+        strategy: where records take turns, give it. The other arguments are those of `Audit`.
         """
-        planned = planned_run(plan, strategy=strategy, records=records)
         return cls(
             params,
-            sampling=planned.sampling,
-            clip_norm=planned.clip_norm,
-            noise_multiplier=planned.noise_multiplier,
-            strategy=planned.strategy,
-            steps=planned.steps,
+            **planned_run(plan, strategy=strategy, records=records),
             canaries=canaries,
             records=records,
             background=background,
@@ -303,18 +295,8 @@ class Audit(WrappedRun):
             self._tree.leaves(params)
             return self._readings.first(privatizer.init(params), self._planted)
 
-        def update(
-            updates: Any = None,
-            state: Any = None,
-            params: Any = None,
-            *,
-            sum_of_clipped_grads: Any = None,
-            noise_state: Any = None,
-            **extra: Any,
-        ) -> tuple[Any, AuditState]:
-            # jax_privacy's privatizers have names of their own for the first two.
-            updates = sum_of_clipped_grads if updates is None else updates
-            state = noise_state if state is None else state
+        @named_as_in_jax_privacy
+        def update(updates: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, AuditState]:
             state = self._readings.checked(state)
             extra = extra if takes_more else {}
             leaves, batch = self._tree.leaves(updates)
@@ -469,7 +451,7 @@ class Audit(WrappedRun):
             notes=tuple(
                 note
                 for note in (
-                    f"{self._sampling}, by your word: the run's sampler was not seen.",
+                    f"{self._sampling} (declared, not verified).",
                     self._released.note,
                     f"{unseen_steps:,} of {taken:,} steps were taken without the audit."
                     if unseen_steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import dp_accounting
@@ -22,55 +21,13 @@ from askgauss.sampling import (
     TruncatedPoisson,
 )
 
-__all__ = [
-    "Accounted",
-    "PlannedRun",
-    "accounted",
-    "as_scheme",
-    "claim_of",
-    "planned_run",
-    "scheme_of",
-]
+__all__ = ["accounted", "claim_of", "planned_run", "scheme_of"]
 
 _Relation = dp_accounting.NeighboringRelation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accounted:
-    """Steps of one kind, as an event describes them.
-
-    Attributes:
-        noise_multiplier: Noise over what one record adds.
-        sampling_rate: Probability that a record is in a step.
-        steps: Their number.
-    """
-
-    noise_multiplier: float
-    sampling_rate: float
-    steps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRun:
-    """What a plan says of a run: the arguments of an audit.
-
-    Attributes:
-        sampling: How batches are drawn.
-        clip_norm: The most one record adds to the sum.
-        noise_multiplier: The accounted noise.
-        strategy: How noise is correlated between steps; None where it is not.
-        steps: Number of steps.
-    """
-
-    sampling: Scheme
-    clip_norm: float
-    noise_multiplier: float | None
-    strategy: Any
-    steps: int
-
-
-def planned_run(plan: Any, *, strategy: Any = None, records: int | None = None) -> PlannedRun:
-    """Read a jax_privacy execution plan, or the configuration that makes one.
+def planned_run(plan: Any, *, strategy: Any = None, records: int | None = None) -> dict[str, Any]:
+    """What an execution plan of jax_privacy, or its configuration, says: arguments of `Audit`.
 
     Args:
         plan: A ``DPExecutionPlan``, or a ``BandMFExecutionPlanConfig``, which knows its strategy.
@@ -107,13 +64,13 @@ def planned_run(plan: Any, *, strategy: Any = None, records: int | None = None) 
             "is independent.",
         )
     found = accounted(plan.dp_event)
-    return PlannedRun(
-        sampling=scheme_of(selection, records),
-        clip_norm=float(plan.clipped_grad(lambda: None).l2_norm_bound),
-        noise_multiplier=None if found is None else found.noise_multiplier,
-        strategy=strategy,
-        steps=steps,
-    )
+    return {
+        "sampling": scheme_of(selection, records),
+        "clip_norm": float(plan.clipped_grad(lambda: None).l2_norm_bound),
+        "noise_multiplier": None if found is None else found["noise_multiplier"],
+        "strategy": strategy,
+        "steps": steps,
+    }
 
 
 def _planned_strategy(config: Any, steps: int) -> Any:
@@ -131,13 +88,8 @@ def _planned_strategy(config: Any, steps: int) -> Any:
     return columns / np.linalg.norm(columns, axis=1, keepdims=True)
 
 
-def as_scheme(given: Any, records: int | None) -> Scheme:
-    """A scheme as it is, or a batch selection strategy as one."""
-    return given if isinstance(given, Scheme) else scheme_of(given, records)
-
-
 def scheme_of(given: Any, records: int | None = None) -> Scheme:
-    """A batch selection strategy of jax_privacy as a sampling scheme.
+    """A batch selection strategy of jax_privacy as a sampling scheme; a scheme as it is.
 
     Args:
         given: The strategy.
@@ -148,6 +100,8 @@ def scheme_of(given: Any, records: int | None = None) -> Scheme:
         InvalidArgumentError: It is no such strategy, or ``records`` is needed.
         UnsupportedError: It draws in a way that has no scheme.
     """
+    if isinstance(given, Scheme):
+        return given
     kind = type(given).__name__
     if kind == "CyclicPoissonSampling":
         return _cyclic(given, records)
@@ -198,8 +152,8 @@ def _records(kind: str, records: int | None) -> int:
     return records
 
 
-def accounted(event: Any) -> Accounted | None:
-    """What an event says of noise, sampling and steps; None where it is of another form."""
+def accounted(event: Any) -> dict[str, Any] | None:
+    """What an event says of noise, sampling and steps, as a claim names them; None if nothing."""
     steps = 1
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         event, steps = event.event, int(event.count)
@@ -208,9 +162,11 @@ def accounted(event: Any) -> Accounted | None:
         event, rate = event.event, float(event.sampling_probability)
     if not isinstance(event, dp_accounting.GaussianDpEvent):
         return None
-    return Accounted(
-        noise_multiplier=float(event.noise_multiplier), sampling_rate=rate, steps=steps
-    )
+    return {
+        "noise_multiplier": float(event.noise_multiplier),
+        "sampling_rate": rate,
+        "steps": steps,
+    }
 
 
 def claim_of(event: Any, delta: float) -> PrivacyClaim:
@@ -226,13 +182,4 @@ def claim_of(event: Any, delta: float) -> PrivacyClaim:
     # Neighbours with a record zeroed out: truncated sampling is accounted for no others.
     accountant = dp_accounting.pld.PLDAccountant(_Relation.REPLACE_SPECIAL)
     epsilon = float(accountant.compose(event).get_epsilon(delta))
-    found = accounted(event)
-    if found is None:
-        return PrivacyClaim(epsilon=epsilon, delta=delta)
-    return PrivacyClaim(
-        epsilon=epsilon,
-        delta=delta,
-        noise_multiplier=found.noise_multiplier,
-        sampling_rate=found.sampling_rate,
-        steps=found.steps,
-    )
+    return PrivacyClaim(epsilon=epsilon, delta=delta, **(accounted(event) or {}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,18 +15,93 @@ import optax
 from numpy.typing import NDArray
 
 from askgauss import _validate
-from askgauss.audited_run import AuditedRun
+from askgauss.auditing import AuditedRun
 from askgauss.canaries import Canaries
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
 from askgauss.files import codec
 from askgauss.files.checkpoint import Kept
-from askgauss.integrations.jax.jax_seeds import probe_seeds
-from askgauss.integrations.jax.parameter_tree import ParameterTree
+from askgauss.integrations.jax.step_noise import probe_seeds
 from askgauss.recording.facts import RunFacts, SeedProbe, WeightFacts
 from askgauss.recording.recorder import Recorder
 from askgauss.sampling import Scheme
 
-__all__ = ["AuditState", "Readings", "WrappedRun", "checked_privatizer"]
+__all__ = [
+    "AuditState",
+    "ParameterTree",
+    "Readings",
+    "WrappedRun",
+    "checked_privatizer",
+    "named_as_in_jax_privacy",
+]
+
+
+class ParameterTree:
+    """What is kept of a tree of parameters; values are not.
+
+    Attributes:
+        names: Where each leaf is.
+        shapes: Its shape.
+        dtypes: Its number format.
+
+    Raises:
+        InvalidArgumentError: A leaf does not hold floating-point numbers.
+    """
+
+    def __init__(self, params: Any) -> None:
+        paths, structure = jax.tree_util.tree_flatten_with_path(params)
+        self._structure: Any = structure
+        self.names = tuple(
+            jax.tree_util.keystr(path, simple=True, separator=".") or "all" for path, _ in paths
+        )
+        self.shapes = tuple(tuple(np.shape(leaf)) for _, leaf in paths)
+        self.dtypes = tuple(jnp.result_type(leaf) for _, leaf in paths)
+        for name, dtype in zip(self.names, self.dtypes, strict=True):
+            if not jnp.issubdtype(dtype, jnp.floating):
+                raise InvalidArgumentError(
+                    f"Expected params to hold floating-point arrays, got {dtype} in {name}. Leave "
+                    "out what is not trained: optax.masked() the transformation, or split the tree."
+                )
+
+    def stand_ins(self) -> tuple[Any, ...]:
+        """Arrays of the same shapes that take no memory: views of one zero."""
+        return tuple(np.broadcast_to(np.zeros((), np.float32), shape) for shape in self.shapes)
+
+    def rebuilt(self, leaves: Any) -> Any:
+        """A tree of this structure."""
+        return jax.tree.unflatten(self._structure, leaves)
+
+    def alike(self, tree: Any) -> bool:
+        """Whether a tree has this structure, whatever its shapes."""
+        structure: Any = jax.tree.structure(tree)
+        return bool(structure == self._structure)
+
+    def leaves(self, tree: Any) -> tuple[tuple[Any, ...], int | None]:
+        """The leaves of a tree of this structure and these shapes.
+
+        Returns:
+            The leaves; and how many examples there are, where each has an axis of them in front.
+
+        Raises:
+            InvalidArgumentError: The tree is another.
+        """
+        found, structure = jax.tree.flatten(tree)
+        shapes = tuple(tuple(np.shape(leaf)) for leaf in found)
+        if structure != self._structure:
+            changed = f"it had {len(self.names)} leaves, {self._structure}, and is {structure} now"
+        elif shapes == self.shapes:
+            return tuple(found), None
+        else:
+            batches = {shape[:1] for shape in shapes}
+            rest = tuple(shape[1:] for shape in shapes)
+            if rest == self.shapes and len(batches) == 1 and batches != {()}:
+                return tuple(found), int(batches.pop()[0])
+            index = next(i for i, shape in enumerate(shapes) if shape != self.shapes[i])
+            changed = f"{self.names[index]} was {self.shapes[index]}, and is {shapes[index]} now"
+        raise InvalidArgumentError(
+            f"Expected the tree of the parameters that the audit was made for: {changed}. Make a "
+            "new Audit with the very tree that the transformation is handed."
+        )
+
 
 # A transformation of gradients meets no weights.
 _UNSEEN_WEIGHTS = WeightFacts(
@@ -69,6 +145,24 @@ def checked_privatizer(privatizer: Any) -> bool:
             "Wrap what adds the noise, not the optimizer behind it.",
         )
     return isinstance(privatizer, optax.GradientTransformationExtraArgs)
+
+
+def named_as_in_jax_privacy(update: Callable[..., Any]) -> Callable[..., Any]:
+    """An update whose first two arguments may have the names of jax_privacy's privatizers."""
+
+    def renamed(
+        updates: Any = None,
+        state: Any = None,
+        params: Any = None,
+        *,
+        sum_of_clipped_grads: Any = None,
+        noise_state: Any = None,
+        **extra: Any,
+    ) -> Any:
+        updates = sum_of_clipped_grads if updates is None else updates
+        return update(updates, noise_state if state is None else state, params, **extra)
+
+    return renamed
 
 
 class Readings:

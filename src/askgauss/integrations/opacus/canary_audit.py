@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from askgauss import _validate
-from askgauss.audited_run import AuditedRun
+from askgauss.auditing import AuditedRun
 from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries, fresh_seed
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import MissingExtraError, RecordingError, UnsupportedError
@@ -56,18 +56,20 @@ except ImportError as error:
     ) from error
 
 from askgauss.integrations.attachment import Attachment, Leaving, PatchedMethod
-from askgauss.integrations.canary_choice import choose_canaries
+from askgauss.integrations.canary_choice import choose_canaries, warn_of_few_canaries
 from askgauss.integrations.opacus import run_description as described
 from askgauss.integrations.opacus.canary_insertion import GradientCanaries
+from askgauss.integrations.opacus.exact_steps import ExactStepChecks
 from askgauss.integrations.opacus.example_canaries import ExampleProbe
-from askgauss.integrations.opacus.moments import Observer, StepCount
-from askgauss.integrations.opacus.observers import make_observers
-from askgauss.integrations.opacus.private_step import CanaryMode, NoiseByParameter, PrivateSteps
+from askgauss.integrations.opacus.ledger import ClipCountWatch, Ledger, SettingsWatch
+from askgauss.integrations.opacus.noise_watch import FirstNoise, SampledNoise
+from askgauss.integrations.opacus.private_step import CanaryMode, Observer, PrivateSteps
 from askgauss.integrations.opacus.ranks import agree, meet, shared_nonce
-from askgauss.integrations.opacus.restarts import OpacusState, read_state
+from askgauss.integrations.opacus.row_watch import LoaderWatch, TrainedRows
 from askgauss.integrations.opacus.run_description import TrainingRun
+from askgauss.integrations.opacus.shadow import OutsideParameters, ResumedWeights, Shadow
 
-__all__ = ["CanaryAudit", "Observation"]
+__all__ = ["CanaryAudit", "Observation", "OpacusState", "read_state"]
 
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -95,6 +97,54 @@ class Observation:
     criterion: Any = None
     every: int = 1
     store: str | os.PathLike[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpacusState:
+    """The part of an audit's checkpoint that is not the recorder's.
+
+    Attributes:
+        inject: Where canaries go in.
+        known: Whether the clean sum of the other records is subtracted.
+        seed: Root of the canaries' random choices.
+        unnoised: Steps of the wrapped optimizer without noise.
+        discarded: How often noise was added and no step followed.
+        accumulated: Numbers of batches that steps were made of.
+        commitment: What was fixed before the first step.
+        ended: Why the recording ended before the training did; empty where it did not.
+        observers: The observers' states, by their keys.
+    """
+
+    inject: str
+    known: bool
+    seed: int
+    unnoised: int
+    discarded: int
+    accumulated: tuple[int, ...]
+    commitment: Commitment | None
+    ended: str
+    observers: dict[str, Any]
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> OpacusState:
+        """What a `CanaryAudit.state_dict` holds of it.
+
+        Raises:
+            FileFormatError: It is no such state, or parts of it are missing.
+        """
+        found: OpacusState = codec.from_plain(cls, state.get("audit"), "audit")
+        return found
+
+
+def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `CanaryAudit.save` wrote, as `CanaryAudit.load_state_dict` takes it.
+
+    Raises:
+        FileFormatError: It is no such checkpoint.
+    """
+    arrays, content = archive.read_arrays(path, OPACUS_KIND, OPACUS_SCHEMA)
+    arrays.pop(TRANSCRIPT, None)
+    return {**arrays, **{name: content.get(name) for name in ("state", "audit")}}
 
 
 class CanaryAudit(AuditedRun[()]):
@@ -202,21 +252,11 @@ class CanaryAudit(AuditedRun[()]):
         monitor: Monitor | bool | None = None,
     ) -> None:
         observation = observation or Observation()
-        background, store = observation.background, observation.store
-        _validate.one_of(("auto", "sum", "sample"), inject=inject)
-        _validate.one_of(("auto", "known", "unknown"), background=background)
-        given: Any = claim
-        if not isinstance(given, (PrivacyClaim, type(None))):
-            hint = "Make it with PrivacyClaim(epsilon=..., delta=...)."
-            raise _validate.fail("claim", claim, "to be a claim", hint)
+        store, self._stored = observation.store, observation.store is not None
         optimizer = described.unwrapped(optimizer)
         described.check_optimizer(optimizer, inject)
         rank, world = int(getattr(optimizer, "rank", 0)), int(getattr(optimizer, "world_size", 1))
-        if store is not None and world > 1:
-            raise UnsupportedError(
-                "A store keeps the steps of one process, and this run has several: leave store= "
-                "out and read the transcript, which every rank has."
-            )
+        _check_arguments(canaries, claim, inject, seed, observation, world)
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         kept: OpacusState | None = None
         if self._checkpoint is not None and self._checkpoint.exists():
@@ -238,19 +278,16 @@ class CanaryAudit(AuditedRun[()]):
         self._planned_end = (claim and claim.steps) or planned_steps
         self._monitor = monitor_of(monitor)
         self._checkpoints = CheckpointFiles()
-        self._canaries: DiracCanaries | BlockCanaries | ExampleCanaries
-        self._known = False
         through = _goes_through_clipping(optimizer) if inject == "auto" else inject == "sample"
         if inject == "auto" and kept is not None:
             through = kept.inject == "sample"
+        multiplier = described.gradient_noise_multiplier(optimizer)
+        self._known = False
+        self._canaries: DiracCanaries | BlockCanaries | ExampleCanaries
         if isinstance(canaries, ExampleCanaries):
-            _check_for_examples(inject, background, seed)
             self._canaries = canaries
         else:
-            if observation.every != 1:
-                hint = "Only examples may skip steps."
-                raise _validate.fail("every", observation.every, "to be 1", hint)
-            self._known = described.background_known(background, run.sampling)
+            self._known = described.background_known(observation.background, run.sampling)
             self._canaries = choose_canaries(
                 canaries,
                 sizes=run.tensor_sizes,
@@ -262,56 +299,44 @@ class CanaryAudit(AuditedRun[()]):
                 present=present,
                 absent=absent,
                 sampling_rate=run.sampling.rate,
-                noise_multiplier=described.gradient_noise_multiplier(optimizer),
+                noise_multiplier=multiplier,
                 planned_steps=planned_steps,
             )
-            if canaries is not None or present is not None:
-                described.warn_of_few_canaries(
-                    int(self._canaries.member.sum()),
-                    sampling_rate=run.sampling.rate,
-                    noise_multiplier=described.gradient_noise_multiplier(optimizer),
-                    planned_steps=planned_steps,
-                )
+            if planned_steps is not None and (canaries is not None or present is not None):
+                inserted = int(self._canaries.member.sum())
+                warn_of_few_canaries(inserted, run.sampling.rate, multiplier, planned_steps)
         if self._checkpoint is not None and rank == 0:
             self._checkpoints.holds.take(self._checkpoint)
         new_recorder = functools.partial(
             _new_recorder, run, self._canaries, store=store, monitor=self._monitor
         )
         recorder = new_recorder(run.sampling.rate)
-        self._mode: CanaryMode
-        if isinstance(self._canaries, ExampleCanaries):
-            self._mode = ExampleProbe(
+        self._mode: CanaryMode = (
+            ExampleProbe(
                 run,
                 self._canaries,
                 criterion=observation.criterion,
                 every=observation.every,
                 kept=recorder.kept,
             )
-        else:
-            self._mode = GradientCanaries(
+            if isinstance(self._canaries, ExampleCanaries)
+            else GradientCanaries(
                 run,
                 self._canaries,
                 before_clipping=through,
                 known=self._known,
-                stored=store is not None,
+                stored=self._stored,
             )
-        self._count = StepCount()
-        seed = self._canaries.root_seed
-        self._observers: tuple[Observer, ...] = make_observers(
-            run,
-            self._mode,
-            self._count,
-            exact_share=observation.exact_share,
-            seed=seed,
-            declare=self._declare,
         )
-        exact = 0.0 if described.noise_by_parameter(optimizer) else observation.exact_share
-        self._stored = store is not None
+        seed, share = self._canaries.root_seed, observation.exact_share
+        self._observers = make_observers(
+            run, self._mode, exact_share=share, seed=seed, declare=self._declare
+        )
+        exact = 0.0 if described.noise_by_parameter(optimizer) else share
         self._steps = PrivateSteps(
             run,
             self._mode,
             self._observers,
-            self._count,
             new_recorder=new_recorder,
             recorder=recorder,
             rate_may_change=not self._stored,
@@ -322,7 +347,7 @@ class CanaryAudit(AuditedRun[()]):
         self._ended: Callable[[], bool] | None = None
         self._entered = False
         self._attachment = Attachment()
-        self._noise: PatchedMethod | NoiseByParameter | None = None
+        self._noise: list[PatchedMethod] = []
         if kept is not None:
             assert self._checkpoint is not None
             self.load(self._checkpoint)
@@ -369,7 +394,7 @@ class CanaryAudit(AuditedRun[()]):
                 "Expected an optimizer that no audit is attached to, got one that has an audit. "
                 "Leave the other audit's context first."
             )
-        if self._noise is not None:
+        if self._noise:
             raise RecordingError(
                 "Expected the optimizer as the audit left it, got one whose add_noise something "
                 "else has wrapped since. Start a new audit and load this one's state_dict()."
@@ -392,15 +417,17 @@ class CanaryAudit(AuditedRun[()]):
         attachment.undo(self._release_files)
         self._hold_files()
         self._commit()
-        self._count.made = max(self._count.recorded, self._count.made)
+        count = self._run.count
+        count.made = max(count.recorded, count.made)
         attachment.hook(optimizer.original_optimizer.register_step_pre_hook, self._steps.observe)
         attachment.undo(self._stop_inserting)
         self._noise = (
-            NoiseByParameter(self._run, self._steps)
+            self._steps.by_parameter()
             if described.noise_by_parameter(optimizer)
-            else PatchedMethod(optimizer, "add_noise", self._add_noise)
+            else [PatchedMethod(optimizer, "add_noise", self._add_noise)]
         )
-        self._noise.put()
+        for method in self._noise:
+            method.put()
         attachment.undo(functools.partial(_attached.discard, optimizer))
         _attached.add(optimizer)
         for observer in self._observers:
@@ -421,8 +448,8 @@ class CanaryAudit(AuditedRun[()]):
             self._steps.add_noise(add_noise)
 
     def _stop_inserting(self) -> None:
-        if self._noise is not None and self._noise.remove():
-            self._noise = None
+        # All are removed. One that something else has wrapped since stays, and passes on.
+        self._noise = [method for method in self._noise if not method.remove()]
 
     def _hold_files(self) -> None:
         """Keep other audits from the files, and detect what was written to them meanwhile."""
@@ -450,7 +477,7 @@ class CanaryAudit(AuditedRun[()]):
             nonce=shared_nonce(self._run.world, self._run.device),
         )
         if self._run.rank == 0:
-            what = "seed and coins" if self._claim is None else "seed, coins and claim"
+            what = "seed and membership" if self._claim is None else "seed, membership and claim"
             sys.stderr.write(f"askgauss committed to {what}: sha256 {self._commitment.digest}\n")
 
     __exit__ = Leaving()
@@ -572,15 +599,15 @@ class CanaryAudit(AuditedRun[()]):
 
         Put it in the same file as the state of model and optimizer, so that the two never part.
         """
-        state = self._arrays()
-        plain = {"state": state.pop("state"), "audit": codec.to_plain(self._state())}
-        return {**{name: torch.from_numpy(array) for name, array in state.items()}, **plain}
+        arrays, plain = self._saved()
+        return {**{name: torch.from_numpy(array) for name, array in arrays.items()}, **plain}
 
-    def _arrays(self) -> dict[str, Any]:
-        state = self._steps.recorder.state_dict()
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arrays and plain values of a checkpoint; with sharded parameters a collective call."""
+        arrays = self._steps.recorder.state_dict()
         for observer in self._observers:
-            state |= observer.arrays()
-        return state
+            arrays |= observer.arrays()
+        return arrays, {"state": arrays.pop("state"), "audit": codec.to_plain(self._state())}
 
     def _state(self) -> OpacusState:
         return OpacusState(
@@ -644,12 +671,9 @@ class CanaryAudit(AuditedRun[()]):
         target = self._checkpoint if path is None else Path(path)
         if target is None:
             raise _validate.fail("path", path, "to be a file", "Or give the audit checkpoint=.")
-        # Where parameters are shared out, the ranks read the weights together.
-        kept = self._state()
+        arrays, plain = self._saved()
         if self._run.rank != 0:
             return
-        arrays = self._arrays()
-        plain = {"state": arrays.pop("state"), "audit": codec.to_plain(kept)}
         if self.steps and not self._entered:
             # After the run the file can be audited as well: askgauss audit reads this part alone.
             arrays[TRANSCRIPT] = enclosed(self.transcript())
@@ -669,6 +693,37 @@ class CanaryAudit(AuditedRun[()]):
         """
         with self._checkpoints.read(path, hold=hold and self._run.rank == 0):
             self.load_state_dict(read_state(path))
+
+
+def make_observers(
+    run: TrainingRun, mode: CanaryMode, *, exact_share: float, seed: int, declare: str
+) -> tuple[Observer, ...]:
+    """All observers of a run, in the order in which they are called and their notes are given.
+
+    To add one: a subclass of `Observer`, and a line here.
+
+    Args:
+        run: The training.
+        mode: How canaries take part; the last of the observers.
+        exact_share: The share of steps to check exactly.
+        seed: Root of the random choices.
+        declare: How the user declares postprocessing, for what is advised.
+    """
+    places, rows = mode.places, TrainedRows(run)
+    return (
+        Ledger(run),
+        ResumedWeights(run, places),
+        *(() if places is None else (Shadow(run, places, declare),)),
+        OutsideParameters(run),
+        SettingsWatch(run),
+        rows,
+        LoaderWatch(run, rows, rows_only=not mode.drawn_by_recorder),
+        ExactStepChecks(run, mode, share=exact_share, seed=seed),
+        ClipCountWatch(run),
+        SampledNoise(run),
+        FirstNoise(run),
+        mode,
+    )
 
 
 def _goes_through_clipping(optimizer: Any) -> bool:
@@ -714,11 +769,33 @@ def _new_recorder(
     )
 
 
-def _check_for_examples(inject: str, background: str, seed: int | None) -> None:
-    if inject != "auto":
-        raise _validate.fail(
-            "inject", inject, "to be left out", "Examples go through the whole training anyway."
+def _check_arguments(
+    canaries: Any,
+    claim: Any,
+    inject: str,
+    seed: int | None,
+    observation: Observation,
+    world: int,
+) -> None:
+    """Refuse arguments that do not go together, whatever the run is like."""
+    background, every = observation.background, observation.every
+    _validate.one_of(("auto", "sum", "sample"), inject=inject)
+    _validate.one_of(("auto", "known", "unknown"), background=background)
+    if not isinstance(claim, (PrivacyClaim, type(None))):
+        hint = "Make it with PrivacyClaim(epsilon=..., delta=...)."
+        raise _validate.fail("claim", claim, "to be a claim", hint)
+    if observation.store is not None and world > 1:
+        raise UnsupportedError(
+            "A store keeps the steps of one process, and this run has several: leave store= out "
+            "and read the transcript, which every rank has."
         )
+    if not isinstance(canaries, ExampleCanaries):
+        if every != 1:
+            raise _validate.fail("every", every, "to be 1", "Only examples may skip steps.")
+        return
+    if inject != "auto":
+        hint = "Examples go through the whole training anyway."
+        raise _validate.fail("inject", inject, "to be left out", hint)
     if background == "known":
         raise UnsupportedError(
             "background='known' needs places where the other records' sum can be read: what they "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,130 @@ from torch import Tensor, nn
 from askgauss.canaries import BlockCanaries, DiracCanaries
 from askgauss.checks.scope import AFTER_CLIPPING, BEFORE_CLIPPING
 from askgauss.integrations.attachment import Attachment, PatchedMethod
-from askgauss.integrations.opacus.coordinate_access import CanaryCoordinates
-from askgauss.integrations.opacus.frozen import FrozenTensors, left_out
-from askgauss.integrations.opacus.moments import PrivateStep
 from askgauss.integrations.opacus.opacus_versions import DPOptimizer, DPPerLayerOptimizer
-from askgauss.integrations.opacus.private_step import CanaryMode
-from askgauss.integrations.opacus.ranks import ShardedCoordinates, divided_by
+from askgauss.integrations.opacus.private_step import CanaryMode, PrivateStep
+from askgauss.integrations.opacus.ranks import CanaryCoordinates, ShardedCoordinates, divided_by
 from askgauss.integrations.opacus.run_description import TrainingRun
 from askgauss.recording.recorder import Recorder
 from askgauss.recording.transcript import Transcript
 
-__all__ = ["GradientCanaries", "GradientState"]
+__all__ = ["FrozenTensors", "GradientCanaries", "GradientState", "left_out"]
+
+# Random stream, from the run's seed, of the values that replace those of frozen tensors.
+_STREAM = 27
+# One number a step over the canaries of all tensors, which cannot be separated afterwards.
+_OVER_ALL = (
+    *("least", "most", "planted_least", "planted_most"),
+    *("silent", "planted_silent", "carried"),
+)
+
+
+class FrozenTensors:
+    """Which tensors had no clipped sum, and in how many steps.
+
+    A recorder wants a value for every canary in every step. Those of a frozen tensor get what a
+    correct step would have released, so that nothing that looks at all values together is misled,
+    and are left out of the transcript afterwards.
+
+    Args:
+        canaries: The canaries.
+        names: Names of the tensors.
+    """
+
+    def __init__(self, canaries: DiracCanaries, names: Sequence[str]) -> None:
+        self._canaries, self._names = canaries, tuple(names)
+        self._seen: dict[int, tuple[int, int]] = {}
+
+    @property
+    def facts(self) -> tuple[tuple[str, int, int], ...]:
+        """Name, first step and number of steps of every tensor that was frozen in some."""
+        return tuple((self._names[index], *self._seen[index]) for index in sorted(self._seen))
+
+    @property
+    def tensors(self) -> Collection[int]:
+        """Their indices."""
+        return self._seen.keys()
+
+    def load(self, facts: Sequence[tuple[str, int, int]]) -> None:
+        """Resume from the facts of a checkpoint."""
+        self._seen = {self._names.index(name): (first, steps) for name, first, steps in facts}
+
+    def trained(self, included: NDArray[np.int64], missing: Collection[int]) -> NDArray[np.int64]:
+        """Those of the included canaries whose tensor is trained in this step."""
+        if not missing:
+            return included
+        return included[~np.isin(self._canaries.tensor[included], list(missing))]
+
+    def fill(
+        self,
+        step: PrivateStep,
+        number: int,
+        observed: NDArray[np.float64],
+        watched: NDArray[np.float64],
+        included: NDArray[np.int64],
+    ) -> None:
+        """Note a step, and fill in for what its frozen tensors did not release.
+
+        Args:
+            step: The step.
+            number: Its number among those that are recorded, from 1.
+            observed: What was released along each canary; written to.
+            watched: What was released at the watched coordinates; written to.
+            included: The canaries that were drawn for the step.
+        """
+        missing, noise = list(step.missing), step.clip_norm * step.noise_multiplier
+        for index in missing:
+            first, steps = self._seen.get(index, (number, 0))
+            self._seen[index] = (first, steps + 1)
+        chance = np.random.default_rng((self._canaries.root_seed, _STREAM, number))
+        whole = np.zeros(observed.size)
+        whole[included] = step.clip_norm
+        whole += chance.normal(0.0, noise, whole.size)
+        here = np.isin(self._canaries.tensor, missing)
+        observed[here] = whole[here]
+        there = np.isin(self._canaries.watch_tensor, missing)
+        watched[there] = chance.normal(0.0, noise, int(there.sum()))
+
+
+def left_out(transcript: Transcript, tensors: Collection[int]) -> Transcript:
+    """A transcript without the canaries and watched coordinates of some tensors."""
+    if not tensors:
+        return transcript
+    gone = np.isin(transcript.tensor, list(tensors))
+    stay = np.flatnonzero(~gone)
+    kept = ~gone[transcript.kept]
+    watched = ~np.isin(transcript.watch_tensor, list(tensors))
+    tensor = transcript.tensor[stay]
+    columns = int(tensor.max(initial=0)) + 1
+    steps = transcript.steps
+    by_tensor = np.isin(np.arange(columns), list(tensors))
+    sums = {
+        name: np.where(by_tensor, 0, getattr(steps, name)[:, :columns])
+        for name in ("planted", "planted_total", "planted_square", "total", "square")
+    }
+    unknown = {name: np.full_like(getattr(steps, name), np.nan) for name in _OVER_ALL}
+    return replace(
+        transcript,
+        member=transcript.member[stay],
+        tensor=tensor,
+        canaries=replace(
+            transcript.canaries,
+            **{
+                item.name: values[stay]
+                for item in fields(transcript.canaries)
+                if (values := getattr(transcript.canaries, item.name)).size
+            },
+        ),
+        steps=replace(steps, **sums, **unknown),
+        kept=np.searchsorted(stay, transcript.kept[kept]),
+        kept_values=transcript.kept_values[:, kept],
+        kept_planted=transcript.kept_planted[:, kept],
+        watch_values=transcript.watch_values[:, watched]
+        if transcript.watch_values.size
+        else transcript.watch_values,
+        watch_tensor=transcript.watch_tensor[watched],
+    )
+
 
 # Numbers, and rows, that go through the clipper together: each row is as large as the model.
 _NUMBERS = 1 << 24
@@ -95,11 +208,7 @@ class GradientCanaries(CanaryMode):
     # --- one step ---------------------------------------------------------------------------------
 
     def draw(self, recorder: Recorder, pending: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """Canaries of a step, sampled by the recorder.
-
-        Those that noise was drawn for and no step followed stay as good as new ones: nothing of
-        them was recorded.
-        """
+        """Canaries of a step, sampled by the recorder; those that led to no record serve again."""
         return recorder.sample() if pending is None else pending
 
     def averaging(self, module: nn.Module) -> None:
@@ -113,14 +222,7 @@ class GradientCanaries(CanaryMode):
         missing: tuple[int, ...],
         clip_norm: float,
     ) -> None:
-        """Add the canaries of a step to the clipped sums.
-
-        Args:
-            sums: The clipped sums of all parameters.
-            included: The canaries.
-            missing: Indices of the parameters that are frozen.
-            clip_norm: The clip norm of the step.
-        """
+        """Add the canaries of a step to the clipped sums."""
         run = self._run
         if self._frozen is not None:
             included = self._frozen.trained(included, missing)
@@ -306,8 +408,8 @@ class _ClipperState:
     """What a clipper may write to beside the sum, to detect that it did and undo it."""
 
     def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
-        self._before = {name: (value, _copied(value)) for name, value in vars(optimizer).items()}
+        self._optimizer, self._values = optimizer, dict(vars(optimizer))
+        self._copies = {name: _copied(value) for name, value in self._values.items()}
         self._generators = [torch.default_generator]
         if isinstance(optimizer.generator, torch.Generator):
             self._generators.append(optimizer.generator)
@@ -321,54 +423,45 @@ class _ClipperState:
                 generator.set_state(state)
                 changed = True
         now = vars(self._optimizer)
-        for name in now.keys() - self._before.keys():
+        for name in now.keys() - self._values.keys():
             del now[name]
             changed = True
-        for name, (value, copy) in self._before.items():
+        for name, value in self._values.items():
+            copy = self._copies[name]
             if name not in now or now[name] is not value:
                 # Plain numbers may be made anew with the value they had.
-                changed = changed or not (isinstance(copy, _Plain) and now.get(name) == value)
+                changed = changed or copy is not None or now.get(name) != value
                 now[name] = value
             changed = _restored(value, copy) or changed
         return changed
 
 
-class _Plain:
-    """A value that cannot be written to."""
-
-
 def _copied(value: Any) -> Any:
+    """A copy of what can be written to, of a large tensor the count of writes; None of the rest."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone() if value.numel() <= _COPIED else value._version
-    if isinstance(value, (list, dict, set)):
-        return value.copy()
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return _Plain()
+    return value.copy() if isinstance(value, (list, dict, set, np.ndarray)) else None
 
 
 def _restored(value: Any, copy: Any) -> bool:
     """Whether a value had been written to; it is as before now."""
     if isinstance(copy, torch.Tensor):
-        if torch.equal(value, copy):
-            return False
-        with torch.no_grad():
-            value.copy_(copy)
-        return True
-    if isinstance(value, torch.Tensor):
-        return bool(value._version != copy)
-    if isinstance(copy, np.ndarray):
-        if np.array_equal(value, copy, equal_nan=copy.dtype.kind in "fc"):
-            return False
-        value[...] = copy
-        return True
-    if isinstance(copy, (list, dict, set)):
-        if _same_items(value, copy):
-            return False
-        value.clear()
-        value.extend(copy) if isinstance(value, list) else value.update(copy)
-        return True
-    return False
+        changed = not torch.equal(value, copy)
+        if changed:
+            with torch.no_grad():
+                value.copy_(copy)
+    elif isinstance(value, torch.Tensor):
+        changed = value._version != copy
+    elif isinstance(copy, np.ndarray):
+        changed = not np.array_equal(value, copy, equal_nan=copy.dtype.kind in "fc")
+        if changed:
+            value[...] = copy
+    else:
+        changed = copy is not None and not _same_items(value, copy)
+        if changed:
+            value.clear()
+            value.extend(copy) if isinstance(value, list) else value.update(copy)
+    return changed
 
 
 def _same_items(value: Any, copy: Any) -> bool:

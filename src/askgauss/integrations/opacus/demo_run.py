@@ -122,7 +122,7 @@ class OpacusTrainer:
         try:
             torch.set_rng_state(torch.from_numpy(own["generator"]))
         except RuntimeError as error:
-            raise FileFormatError(f"Its state of random numbers is none: {error}.") from error
+            raise FileFormatError(f"Its random state cannot be restored: {error}.") from error
 
     def transcript(self) -> Transcript:
         """What the run released about the canaries."""

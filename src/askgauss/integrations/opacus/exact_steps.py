@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,15 +13,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from askgauss.files import codec
-from askgauss.integrations.attachment import Attachment, PatchedMethod
-from askgauss.integrations.opacus.ghost_recomputation import GhostCheck, listen, unlisten
-from askgauss.integrations.opacus.moments import AddedNoise, Observer, PrivateStep, StepCount
+from askgauss.integrations.attachment import Attachment, PatchedMethod, SharedPatch
 from askgauss.integrations.opacus.opacus_versions import (
     DPOptimizerFastGradientClipping,
     DPPerLayerOptimizer,
+    DPTensorFastGradientClipping,
 )
-from askgauss.integrations.opacus.ranks import gather_text, local
+from askgauss.integrations.opacus.private_step import (
+    AddedNoise,
+    CanaryMode,
+    Observer,
+    PrivateStep,
+)
+from askgauss.integrations.opacus.ranks import gather, local
 from askgauss.integrations.opacus.run_description import (
     TrainingRun,
     clipped_sum,
@@ -55,26 +58,17 @@ class ExactStepChecks(Observer):
 
     Args:
         run: The training.
-        count: Steps so far.
+        mode: How canaries take part.
         share: The share of steps to check, beside the first.
         seed: Root of the choice.
-        averaging: Called with the module of ghost clipping, where ranks share it out.
     """
 
     key = "exact_steps"
     state_type = StepFacts
 
-    def __init__(
-        self,
-        run: TrainingRun,
-        count: StepCount,
-        *,
-        share: float,
-        seed: int,
-        averaging: Callable[[nn.Module], None],
-    ) -> None:
+    def __init__(self, run: TrainingRun, mode: CanaryMode, *, share: float, seed: int) -> None:
         self._run, self._optimizer, self._guard = run, run.optimizer, run.guard
-        self._step_count, self._averaging = count, averaging
+        self._mode = mode
         self._names = run.names_of_all()
         self._seed = seed
         self._ghost = isinstance(run.optimizer, DPOptimizerFastGradientClipping)
@@ -117,8 +111,8 @@ class ExactStepChecks(Observer):
         if self._found.facts.share > 0.0 and not self._found.facts.unchecked:
             attachment.patch(PatchedMethod(self._optimizer, name, call))
             if self._ghost:
-                attachment.undo(functools.partial(unlisten, self._optimizer))
-                listen(self._optimizer, self._before_backward)
+                attachment.undo(functools.partial(_BACKWARD.remove, self._optimizer))
+                _BACKWARD.add(self._optimizer, self._ghost_backward)
         attachment.undo(self._forget)
 
     def _forget(self) -> None:
@@ -132,7 +126,7 @@ class ExactStepChecks(Observer):
 
     @property
     def _step(self) -> int:
-        return self._step_count.number
+        return self._run.count.number
 
     def _is_due(self) -> bool:
         if self._guard.reason:
@@ -304,18 +298,90 @@ class ExactStepChecks(Observer):
         self._note(off, allowed, rests.tolist())
         return added
 
-    def _before_backward(self, check: GhostCheck) -> bool:
-        """Ghost clipping is about to run: whether to check it, and where to put what was found."""
-        if self._run.sharded:
+    # --- ghost clipping: gradients of some records, computed again --------------------------------
+
+    def _ghost_backward(self, backward: Callable[[Any], None], loss: Any) -> None:
+        """Replaces the backward pass of ghost clipping while attached."""
+        module, losses, run = loss.module, loss.loss_per_sample, self._run
+        if run.sharded:
             # No rank has the gradient of a record.
-            self._averaging(check.module)
-            return False
-        if not self._is_due():
-            return False
-        check.step, check.seed, check.guard = self._step, self._seed, self._guard
-        check.found, check.name = self._found, self._name
-        check.clip_norm = float(self._optimizer.max_grad_norm)
-        return True
+            self._mode.averaging(module)
+        if run.sharded or losses.ndim != 1 or not self._is_due():
+            backward(loss)
+            return
+        trained = [item for item in module.trainable_parameters if item.requires_grad]
+        chance = np.random.default_rng((self._seed, self._step, len(losses)))
+        count = min(_GHOST_RECORDS, len(losses))
+        chosen = sorted(chance.choice(len(losses), count, replace=False).tolist())
+        norms: list[Tensor] = []
+        clipped: list[tuple[Tensor, tuple[Tensor | None, ...]]] = []
+        with self._guard:
+            norms = [
+                torch.stack([_norm(part) for part in _gradients(module, losses[index], trained)])
+                for index in chosen
+            ]
+
+        def between(original: Callable[[], Tensor]) -> Tensor:
+            # The first pass has measured the norms, and the second has not begun.
+            factors = original()
+            with self._guard:
+                whole = (factors.detach().to(losses.device) * losses).sum()
+                clipped.append((factors, _gradients(module, whole, trained)))
+            return factors
+
+        with Attachment() as attachment:
+            attachment.patch(PatchedMethod(module, "get_clipping_coef", between))
+            backward(loss)
+        if clipped and not self._guard.reason:
+            with self._guard:
+                self._compare_ghost(trained, chosen, norms, *clipped[-1])
+
+    def _compare_ghost(
+        self,
+        trained: list[nn.Parameter],
+        chosen: list[int],
+        norms: list[Tensor],
+        factors: Tensor,
+        expected: tuple[Tensor | None, ...],
+    ) -> None:
+        """Compare what ghost clipping measured and added with gradients computed again.
+
+        Args:
+            trained: The parameters.
+            chosen: Records whose gradients were computed, each by a backward pass.
+            norms: For each of them, the norms of its gradient by parameter.
+            factors: What each record of the batch was multiplied by.
+            expected: The sum of all records by parameter, each multiplied by its factor.
+        """
+        found, clip_norm = self._found, float(self._optimizer.max_grad_norm)
+        sizes, names = [], []
+        for index, parts in zip(chosen, norms, strict=True):
+            whole = float(parts.norm())
+            sizes.append(float(factors[index]) * whole / clip_norm)
+            names.append(self._name(trained[int(parts.argmax())]))
+            for item, norm in zip(trained, parts.tolist(), strict=True):
+                measured = float(item._norm_sample[index])  # type: ignore[attr-defined]
+                if whole > 0.0 and np.isfinite(whole):
+                    found.norm((measured - norm) / whole, self._name(item), self._step)
+        for kind in (torch.bfloat16, torch.float16):
+            if any(_rounded_to(kind, item) for item in expected if item is not None):
+                name = str(kind).removeprefix("torch.")
+                found.coarse(name, _GHOST_ROUNDINGS * torch.finfo(kind).eps)
+                break
+        lengths = np.array([float(item.norm()) for item in norms]) / clip_norm
+        found.contributions(np.array(sizes), lengths, names, self._step)
+        pairs = [
+            (item, item.grad, wanted)
+            for item, wanted in zip(trained, expected, strict=True)
+            if item.grad is not None and wanted is not None
+        ]
+        offs = [float((grad - wanted).double().norm()) for _, grad, wanted in pairs]
+        size = [float(wanted.double().norm()) for _, _, wanted in pairs]
+        spacing = max(torch.finfo(item.dtype).eps for item in trained)
+        off = _finite(np.linalg.norm(offs)) / clip_norm
+        allowed = _ULPS * spacing * (float(np.linalg.norm(size)) / clip_norm + len(factors))
+        worst = pairs[int(np.argmax(offs))][0]
+        found.distance(off, allowed, self._name(worst), self._step)
 
     # --- sum, noise and divisor -------------------------------------------------------------------
 
@@ -358,11 +424,7 @@ class ExactStepChecks(Observer):
 
     def exchange(self) -> None:
         """Each rank checks the records that it has itself."""
-        text = json.dumps(codec.to_plain(self._found.facts))
-        self._ranks = [
-            codec.from_plain(StepFacts, json.loads(item), "witness")
-            for item in gather_text(text, self._run.world, self._optimizer.params[0].device)
-        ]
+        self._ranks = gather(self._found.facts, self._run.world, self._run.device)
 
     def _silent(self, parameter: nn.Parameter) -> bool:
         """Whether a noisy sum is the sum before the noise, in all of a tensor or in part of it."""
@@ -396,3 +458,46 @@ def _norms(rows: Sequence[Tensor]) -> Tensor:
 def _flat(rows: Tensor) -> Tensor:
     """One row a record, also where there is none."""
     return rows.reshape(len(rows), math.prod(rows.shape[1:]))
+
+
+# Records of a batch whose gradients are computed again, each by a backward pass.
+_GHOST_RECORDS = 2
+# Spacings of a coarse format that norms of products may be off by, as a share of a record's norm.
+_GHOST_ROUNDINGS = 3.0
+# Values that do not all lie on the numbers of a coarse format by accident.
+_ON_GRID = 16
+
+
+def _gradients(module: Any, loss: Tensor, trained: list[nn.Parameter]) -> tuple[Tensor | None, ...]:
+    """Gradients of a loss, while Opacus' own hooks are off and nothing is accumulated."""
+    with Attachment() as attachment:
+        if module.hooks_enabled:
+            attachment.undo(module.enable_hooks)
+        module.disable_hooks()
+        return torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True)
+
+
+def _rounded_to(kind: torch.dtype, gradient: Tensor) -> bool:
+    """Whether a gradient was computed in a coarser format than it is kept in."""
+    if torch.finfo(gradient.dtype).eps >= torch.finfo(kind).eps:
+        return False
+    some = gradient.detach()[gradient != 0.0]
+    return some.numel() >= _ON_GRID and bool((some.to(kind).to(some.dtype) == some).all())
+
+
+def _norm(gradient: Tensor | None) -> Tensor:
+    if gradient is None:
+        return torch.zeros((), dtype=torch.float64)
+    norm: Tensor = torch.linalg.vector_norm(gradient.detach().double())
+    return norm.cpu()
+
+
+def _observed_backward(backward: Callable[[Any], None], loss: Any) -> None:
+    listener = _BACKWARD.listeners.get(loss.optimizer)
+    if listener is None:
+        backward(loss)
+    else:
+        listener(backward, loss)
+
+
+_BACKWARD = SharedPatch(DPTensorFastGradientClipping, "backward", _observed_backward)

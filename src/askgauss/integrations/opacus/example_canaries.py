@@ -24,13 +24,12 @@ from askgauss.exceptions import (
     UnsupportedError,
 )
 from askgauss.integrations.attachment import Attachment
-from askgauss.integrations.opacus.coordinate_access import CanaryCoordinates
-from askgauss.integrations.opacus.moments import PrivateStep
 from askgauss.integrations.opacus.opacus_versions import (
     DPLossFastGradientClipping,
     DPPerLayerOptimizer,
 )
-from askgauss.integrations.opacus.private_step import CanaryMode
+from askgauss.integrations.opacus.private_step import CanaryMode, PrivateStep
+from askgauss.integrations.opacus.ranks import CanaryCoordinates
 from askgauss.integrations.opacus.run_description import TrainingRun
 from askgauss.recording.recorder import Recorder
 from askgauss.recording.transcript import Transcript
@@ -56,16 +55,25 @@ _APART = 0.25
 _MOST_TAKEN_OUT = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ExampleState:
-    """What is kept of a probe in a checkpoint, beside its arrays."""
+    """What a probe has counted, kept in a checkpoint beside its arrays.
+
+    Attributes:
+        every: One step in so many is observed.
+        seen: Steps so far.
+        repeats: How often a canary came again in one step.
+        included: Canaries in the observed steps.
+        norms: What they added, in clip norms.
+        grams: How often directions were compared.
+    """
 
     every: int
-    seen: int
-    repeats: int
-    included: int
-    norms: float
-    grams: int
+    seen: int = 0
+    repeats: int = 0
+    included: int = 0
+    norms: float = 0.0
+    grams: int = 0
 
 
 class ExampleProbe(CanaryMode):
@@ -119,7 +127,7 @@ class ExampleProbe(CanaryMode):
         self._run = run
         self._canaries = canaries
         self._dataset = _dataset_of(run.data_loader, canaries)
-        self._every = int(every)
+        self._counted = ExampleState(every=int(every))
         self._names, self._trained = _named(run.model, parameters)
         self._loss = _loss_function(run.model, criterion, optimizer.loss_reduction)
         self._gradients: Callable[..., dict[str, Tensor]]
@@ -131,13 +139,8 @@ class ExampleProbe(CanaryMode):
         self._chunk = min(_CHUNK, max(1, _CHUNK_NUMBERS // numbers))
         self._compared = kept[: max(2, _GRAM_NUMBERS // numbers)]
         self._batches: list[tuple[bool, NDArray[np.int64]]] = []
-        self._seen = 0
-        self._repeats = 0
-        self._included = 0
-        self._norms = 0.0
         self._observing = False
         self._gram = np.zeros((self._compared.size, self._compared.size))
-        self._grams = 0
         self._common = torch.zeros((0, numbers), dtype=self._wide, device=like.device)
         self._noise: list[NDArray[np.float64]] = []
         self._noise_tensor = np.zeros(0, np.int64)
@@ -214,13 +217,14 @@ class ExampleProbe(CanaryMode):
             )
         fetched = np.concatenate(parts)
         included = np.unique(fetched)
-        self._repeats += fetched.size - included.size
+        self._counted.repeats += fetched.size - included.size
         return included
 
     def read(self, gradient: Tensor | None) -> NDArray[np.float64] | None:
         """Count a step; what it applies at the coordinates, if it is one to observe."""
-        self._seen += 1
-        self._observing = (self._seen - 1) % self._every == 0
+        counted = self._counted
+        counted.seen += 1
+        self._observing = (counted.seen - 1) % counted.every == 0
         if not self._observing or gradient is None:
             return None
         return np.asarray(gradient.cpu().double().numpy())
@@ -252,7 +256,7 @@ class ExampleProbe(CanaryMode):
         self, released: Sequence[Tensor], included: NDArray[np.int64], clip_norm: float
     ) -> NDArray[np.float64]:
         """What the gradients that are about to be applied say along each canary's own."""
-        observed = (self._seen - 1) // self._every + 1
+        observed = (self._counted.seen - 1) // self._counted.every + 1
         # Directions change slowly: the steps 1, 2, 4, 8, ... are enough to tell.
         if observed & (observed - 1) == 0:
             self._compare()
@@ -275,9 +279,9 @@ class ExampleProbe(CanaryMode):
             norms.append(norm)
             shares.append(torch.where(none, 0.0, length / norm))
         lengths, share = (torch.cat(item).cpu().numpy() for item in (norms, shares))
-        self._included += included.size
+        self._counted.included += included.size
         added = np.minimum(lengths[included] / clip_norm, 1.0) * share[included]
-        self._norms += float(added.sum())
+        self._counted.norms += float(added.sum())
         return np.asarray(torch.cat(values).cpu().numpy(), dtype=np.float64)
 
     def _compare(self) -> None:
@@ -297,7 +301,7 @@ class ExampleProbe(CanaryMode):
             directions = _unit(directions - torch.outer(directions @ axis, axis))
             cosines = _cosines(directions)
         self._gram += cosines
-        self._grams += 1
+        self._counted.grams += 1
 
     def _rows(self, chosen: NDArray[np.int64]) -> Iterator[list[Tensor]]:
         """Gradients of some canaries, chunk by chunk: for each tensor, one flat row a canary."""
@@ -311,22 +315,23 @@ class ExampleProbe(CanaryMode):
     @property
     def _contribution(self) -> float | None:
         """Mean norm of the included canaries' clipped gradients, in clip norms."""
-        return self._norms / self._included if self._included else None
+        counted = self._counted
+        return counted.norms / counted.included if counted.included else None
 
     def facts(self, recorded: Transcript) -> dict[str, Any]:
         """How the canaries were sampled and observed."""
-        sampling = self._run.sampling
+        sampling, counted = self._run.sampling, self._counted
         return {
             "watch_background": None if self.places is None else "known",
             "poisson": sampling.poisson is True or sampling.declared,
             "poisson_declared": sampling.poisson is None and sampling.declared,
-            "skipped_steps": self._seen - -(-self._seen // self._every),
+            "skipped_steps": counted.seen - -(-counted.seen // counted.every),
             "contribution": self._contribution,
         }
 
     def amended(self, transcript: Transcript) -> Transcript:
         """The transcript with the canaries' mean absolute cosines, and the noise by itself."""
-        gram = self._gram / self._grams if self._grams else np.zeros((0, 0))
+        gram = self._gram / self._counted.grams if self._counted.grams else np.zeros((0, 0))
         transcript = replace(transcript, gram=gram)
         if self.places is None:
             return transcript
@@ -340,28 +345,21 @@ class ExampleProbe(CanaryMode):
 
     def notes(self, recorded: Transcript) -> list[str]:
         """What a reader of the report should know."""
-        notes = []
+        notes, counted = [], self._counted
         if self._contribution is not None and self._contribution < 0.995:
             notes.append(
                 f"the canaries' clipped gradients are {self._contribution:.3g} clip norms long on "
                 "average: a record may add 1, so the bound is lower than it could be."
             )
-        if self._every > 1:
-            notes.append(f"one in {self._every} of {self._seen:,} steps was observed.")
-        if self._repeats:
-            notes.append(f"a canary came twice or more in one step, {self._repeats:,} times.")
+        if counted.every > 1:
+            notes.append(f"one in {counted.every} of {counted.seen:,} steps was observed.")
+        if counted.repeats:
+            notes.append(f"a canary came twice or more in one step, {counted.repeats:,} times.")
         return notes
 
     def state(self) -> ExampleState:
         """Plain values to resume from."""
-        return ExampleState(
-            every=self._every,
-            seen=self._seen,
-            repeats=self._repeats,
-            included=self._included,
-            norms=self._norms,
-            grams=self._grams,
-        )
+        return replace(self._counted)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Arrays to resume from."""
@@ -376,10 +374,10 @@ class ExampleProbe(CanaryMode):
                 f"Expected a checkpoint of examples with {_GRAM} of shape {self._gram.shape}, got "
                 f"{'another' if isinstance(gram, np.ndarray) else 'none'}."
             )
-        if state.every != self._every:
+        if state.every != self._counted.every:
             raise RecordingError(
                 f"Expected a checkpoint of this run, got one with every={state.every} where "
-                f"this run has {self._every}. Resume with the same settings."
+                f"this run has {self._counted.every}. Resume with the same settings."
             )
 
     def load(self, state: ExampleState, arrays: Mapping[str, Any], steps: int) -> None:
@@ -387,9 +385,7 @@ class ExampleProbe(CanaryMode):
         self._gram = np.array(arrays[_GRAM], dtype=np.float64)
         self._common = torch.from_numpy(np.array(arrays[_COMMON])).to(self._common)
         self._noise = list(np.array(arrays.get(_NOISE, ()), dtype=np.float64))
-        self._seen, self._repeats = state.seen, state.repeats
-        self._included, self._norms = state.included, state.norms
-        self._grams = state.grams
+        self._counted = replace(state)
         self._batches.clear()
 
 

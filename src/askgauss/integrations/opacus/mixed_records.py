@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import asdict
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from askgauss.integrations.attachment import CAUGHT
-from askgauss.integrations.opacus.repeated_forward import ForwardCall, UnseenError, outputs_of
+from askgauss.integrations.opacus.batch_stream import Columns, Content, inputs_mixed, rows_of
 from askgauss.recording.facts import MixingFacts
 from askgauss.recording.witness import BatchWeights
 
-__all__ = ["Columns", "MixingWatch", "trusted"]
+__all__ = ["MixingWatch", "trusted"]
 
 _Array = NDArray[np.float64]
 
@@ -30,24 +35,6 @@ _OFTEN = 4
 _FIRST = 12
 # Collate functions from here put records together, and into nothing else.
 _TRUSTED = ("torch.utils.data.", "transformers.data.", "transformers.trainer")
-# Values of each row that are compared, the fewest that tell anything, and the rows looked at.
-_COLUMNS = 1024
-_FEWEST_COLUMNS = 6
-_ROWS = 16
-# Rows that have to be explained by two records, and their share of those that are not by one.
-_MIXED = 3
-_SHARE = 0.5
-# What is left of a row that is explained, as a share of what varies in it.
-_EXACT = 1e-5
-# The least share of a row that the second record explains.
-_MATERIAL = 1e-3
-# Values of a row that have to come from the second record, and different ones among them.
-_PASTED = 8
-_DISTINCT = 4
-# Lines through two values that are tried to find how a row was scaled.
-_LINES = 24
-
-
 # Outputs of more numbers than this are not differentiated twice.
 _LARGEST = 1 << 24
 # Nodes of a graph that are walked through.
@@ -114,12 +101,9 @@ class MixingWatch:
     def collated(self, samples: Any) -> None:
         """Samples are about to be put together by a function that may do more than that."""
         self._samples = None
-        try:
-            batch = _rows_of(samples)
-        except CAUGHT:
-            return
-        if batch is not None:
-            self._samples = Columns(batch)
+        with suppress(*CAUGHT):
+            batch = rows_of(samples)
+            self._samples = None if batch is None else Columns(batch)
 
     def yielded(self, collate: Any, tensor: Tensor | None) -> Columns | None:
         """Some values of each record of a batch, as they were before anything was done to it."""
@@ -132,7 +116,7 @@ class MixingWatch:
         if columns is None or tensor is None:
             self._unseen("inputs", "what the records were before they were put together")
             return
-        found = _inputs_mixed(columns, Columns(tensor))
+        found = inputs_mixed(columns, Columns(tensor))
         if found is None:
             self._unseen("inputs", "inputs that are rows of the loader's batch, or scaled ones")
         else:
@@ -145,10 +129,9 @@ class MixingWatch:
         model: Any,
         arguments: tuple[Any, ...],
         options: dict[str, Any],
-        rows: int,
+        given: Content,
         records: int,
         yielded: Columns | None,
-        given: Tensor | None,
     ) -> None:
         """The model is about to be called to train.
 
@@ -156,11 +139,11 @@ class MixingWatch:
             model: The model.
             arguments: What it is called with.
             options: What it is called with by name.
-            rows: Its rows.
-            records: Records that were drawn for the batch they come from.
+            given: The widest tensor of that.
+            records: Records that were drawn for the batch that its rows come from.
             yielded: Values of the batch of the loader.
-            given: What the model is called with of it.
         """
+        rows = given.rows
         self._call, self._rows, first = None, 0, True
         if not records and rows == self._before:
             records, first = rows, False  # the same records once more
@@ -169,9 +152,9 @@ class MixingWatch:
                 self._unseen("forward", "a row for each record in the model's input")
             return
         self._before = rows
-        try:
+        with self._looking_at("forward"):
             if first and "inputs" not in self._done:
-                self._look_at_inputs(yielded, given)
+                self._look_at_inputs(yielded, given.tensor)
             if not self._is_due:
                 return
             self._rows = rows
@@ -179,10 +162,6 @@ class MixingWatch:
                 # With wrap_model=False the model itself is called.
                 inner = getattr(model, "_module", model)
                 self._call = ForwardCall(inner, arguments, options, rows)
-        except UnseenError as reason:
-            self._unseen("forward", str(reason))
-        except CAUGHT as error:
-            self._unseen("forward", f"{type(error).__name__}: {error}")
 
     def returned(self, output: Any) -> None:
         """The model was called."""
@@ -190,20 +169,16 @@ class MixingWatch:
         rows, self._rows = self._rows, 0
         if not rows:
             return
-        try:
+        with self._looking_at("forward"):
             self._outputs += [
                 (rows, item) for item in outputs_of(output, rows)[0] if item.requires_grad
             ]
             if call is not None:
-                found = call.look(output)
-                self._numbers += found.scalars
-                if found.state:
-                    self._values["state_first"] = self._values["state_first"] or self._step
-                self._note("forward", found.mixed)
-        except UnseenError as reason:
-            self._unseen("forward", str(reason))
-        except CAUGHT as error:
-            self._unseen("forward", f"{type(error).__name__}: {error}")
+                mixed, state, scalars = call.look(output)
+                self._numbers += scalars
+                if state:
+                    self._first("state_first")
+                self._note("forward", mixed)
 
     # --- loss -------------------------------------------------------------------------------------
 
@@ -215,26 +190,35 @@ class MixingWatch:
         if not listed or "loss" in self._done or not isinstance(loss, Tensor):
             return
         outputs = [item for rows, item in listed if rows == listed[-1][0]]
-        try:
+        with self._looking_at("loss"):
             if self._numbers and _depends_on(loss, self._numbers):
-                self._values["loss_first"] = self._values["loss_first"] or self._step
+                self._first("loss_first")
             mixed, gradients = _loss_mixed(loss, outputs)
             self._note("loss", mixed)
             if len(outputs) == len(gradients) == 1:
                 found = _class_weights(outputs[0], gradients[0])
                 if found is not None and self._weights.add(*found):
-                    self._values["weights_first"] = self._values["weights_first"] or self._step
+                    self._first("weights_first")
+
+    @contextmanager
+    def _looking_at(self, kind: str) -> Iterator[None]:
+        """What goes wrong in here never stops a training: it is why nothing was seen."""
+        try:
+            yield
         except UnseenError as reason:
-            self._unseen("loss", str(reason))
+            self._unseen(kind, str(reason))
         except CAUGHT as error:
-            self._unseen("loss", f"{type(error).__name__}: {error}")
+            self._unseen(kind, f"{type(error).__name__}: {error}")
+
+    def _first(self, name: str) -> None:
+        """Note the first step in which something was found."""
+        self._values[name] = self._values[name] or self._step
 
     def _note(self, kind: str, mixed: bool) -> None:
-        values = self._values
         self._done.add(kind)
-        values[kind] += 1
+        self._values[kind] += 1
         if mixed:
-            values[f"{kind}_first"] = values[f"{kind}_first"] or self._step
+            self._first(f"{kind}_first")
 
     def _unseen(self, kind: str, why: str) -> None:
         if kind not in self._done:
@@ -252,178 +236,6 @@ def trusted(collate: Any) -> bool:
         collate = inner
     place = getattr(collate, "__module__", None) or type(collate).__module__
     return str(place).startswith(_TRUSTED)
-
-
-# --- inputs: is a row made of two records? --------------------------------------------------------
-
-
-class Columns:
-    """Some values of every row of a batch, the same ones of each.
-
-    Args:
-        tensor: The batch.
-    """
-
-    __slots__ = ("_values", "shape")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.shape = tuple(tensor.shape)
-        rows = tensor.detach()
-        # Colours are often scaled each by itself: those of one are enough.
-        rows = (rows[:, 0] if rows.ndim > 3 else rows).reshape(len(rows), -1)
-        apart = max(1, rows.shape[1] // _COLUMNS)
-        self._values = rows[:, ::apart][:, :_COLUMNS].clone()
-
-    def read(self) -> _Array:
-        """The values."""
-        return np.asarray(self._values.to("cpu", torch.float64).numpy())
-
-    def same(self, other: Columns) -> bool:
-        """Whether these are the very same values."""
-        mine, theirs = self._values, other._values
-        alike = self.shape == other.shape and mine.dtype == theirs.dtype
-        return alike and mine.device == theirs.device and torch.equal(mine, theirs)
-
-    @property
-    def precision(self) -> float:
-        """Relative spacing of the numbers."""
-        kind = self._values.dtype
-        return float(torch.finfo(kind).eps) if kind.is_floating_point else 0.0
-
-
-def _inputs_mixed(yielded: Columns, given: Columns) -> bool | None:
-    """Whether rows are made of two records each; None where they are made in a way not known.
-
-    Args:
-        yielded: The batch of the loader, one row a record.
-        given: What the model was called with.
-    """
-    if given.same(yielded):
-        return False
-    if yielded.shape != given.shape or yielded.shape[0] < _MIXED:
-        return None
-    records, rows = yielded.read(), given.read()
-    if not (np.isfinite(records).all() and np.isfinite(rows).all()):
-        return None
-    exact = max(_EXACT, 16.0 * given.precision)
-    if exact > _MATERIAL or records.shape[1] < _FEWEST_COLUMNS:
-        return None
-    looked = np.unique(np.linspace(0, len(rows) - 1, min(_ROWS, len(rows))).astype(int))
-    centred = records - records.mean(axis=1, keepdims=True)
-    kinds = [_explained(rows[index], int(index), records, centred, exact) for index in looked]
-    mixed, unknown = kinds.count(2), kinds.count(0)
-    if mixed >= _MIXED and mixed >= _SHARE * (mixed + unknown):
-        return True
-    return None if mixed or unknown else False
-
-
-def _explained(row: _Array, index: int, records: _Array, centred: _Array, exact: float) -> int:
-    """By how many records a row is explained; 0 where by none or more than two."""
-    rest = row - row.mean()
-    varies = float(np.linalg.norm(rest))
-    if varies <= exact * max(float(np.linalg.norm(row)), 1e-300):
-        return 1  # constant: nothing of any record
-    norms = np.linalg.norm(centred, axis=1)
-    alike = np.abs(centred @ rest) / np.where(norms > 0.0, norms, np.inf) / varies
-    best = int(alike.argmax())
-    if _left(rest, centred[[best]])[0] <= exact * varies:
-        return 1
-    for first in dict.fromkeys((index, best)):
-        if _is_sum_of_two(rest, first, centred, exact):
-            return 2
-        if _is_pasted(row, first, records):
-            return 2
-    return 0
-
-
-def _left(rest: _Array, records: _Array) -> tuple[float, _Array]:
-    """What is left of a row beside a combination of records, and their shares."""
-    shares, *_ = np.linalg.lstsq(records.T, rest, rcond=None)
-    return float(np.linalg.norm(rest - shares @ records)), np.asarray(shares, dtype=np.float64)
-
-
-def _is_sum_of_two(rest: _Array, first: int, centred: _Array, exact: float) -> bool:
-    own = centred[first]
-    square = float(own @ own)
-    if square <= 0.0:
-        return False
-    # What is left beside the first record lies along what the second has beside it.
-    left = rest - (rest @ own) / square * own
-    others = centred - np.outer(centred @ own / square, own)
-    norms = np.linalg.norm(others, axis=1)
-    usable = norms > 1e-3 * np.linalg.norm(centred, axis=1).clip(1e-300)
-    usable[first] = False
-    if not usable.any():
-        return False
-    alike = np.where(usable, np.abs(others @ left) / np.where(norms > 0.0, norms, np.inf), 0.0)
-    second = int(alike.argmax())
-    off, shares = _left(rest, centred[[first, second]])
-    varies = float(np.linalg.norm(rest))
-    if off > exact * varies or shares[0] * shares[1] <= 0.0:
-        return False
-    parts = np.abs(shares) * np.linalg.norm(centred[[first, second]], axis=1)
-    material = abs(float(shares[1])) * float(norms[second])
-    return bool(parts.min() > _MATERIAL * varies and material > max(_MATERIAL, 10 * exact) * varies)
-
-
-def _is_pasted(row: _Array, first: int, records: _Array) -> bool:
-    """Whether a row has some values of one record, and all others of one other."""
-    scale = _line(records[first], row)
-    if scale is None:
-        return False
-    ours = _equal(scale[0] * records[first] + scale[1], row)
-    other = ~ours
-    if min(ours.sum(), other.sum()) < _PASTED or np.unique(row[other]).size < _DISTINCT:
-        return False
-    theirs = _equal(scale[0] * records + scale[1], row)
-    found = theirs[:, other].all(axis=1)
-    # One whose own values are not those of the whole row.
-    elsewhere = (ours & ~theirs).sum(axis=1)
-    return bool((found & (elsewhere >= _PASTED)).any())
-
-
-def _equal(scaled: _Array, row: _Array) -> NDArray[np.bool_]:
-    spread = float(row.max() - row.min())
-    return np.asarray(np.abs(scaled - row) <= _EXACT * spread)
-
-
-def _line(record: _Array, row: _Array) -> tuple[float, float] | None:
-    """How most values of a record were scaled and shifted: not at all, or by a line through two."""
-    best, most = None, 0
-    values = np.unique(record)
-    places = [int(np.flatnonzero(record == value)[0]) for value in values[:: len(values) // 8 or 1]]
-    tried: list[tuple[float, float]] = [(1.0, 0.0)]
-    pairs = [(one, other) for one in places for other in places if record[one] < record[other]]
-    for one, other in pairs[:_LINES]:
-        slope = (row[other] - row[one]) / (record[other] - record[one])
-        tried.append((float(slope), float(row[one] - slope * record[one])))
-    for line in tried:
-        if line[0] == 0.0:
-            continue
-        count = int(_equal(line[0] * record + line[1], row).sum())
-        if count > most:
-            best, most = line, count
-    return best
-
-
-def _rows_of(samples: Any) -> Tensor | None:
-    """The widest tensor of each of the samples that are about to be put together, as one batch."""
-    if not isinstance(samples, (list, tuple)) or not samples:
-        return None
-    widest = [_widest(sample) for sample in samples]
-    if any(item is None or item.shape != widest[0].shape for item in widest):
-        return None
-    return torch.stack(widest)
-
-
-def _widest(sample: Any) -> Any:
-    values = sample.values() if isinstance(sample, dict) else sample
-    if isinstance(sample, (Tensor, np.ndarray)):
-        values = (sample,)
-    elif not isinstance(sample, (dict, list, tuple)):
-        return None
-    tensors = [torch.as_tensor(item) for item in values if isinstance(item, (Tensor, np.ndarray))]
-    return max(tensors, key=lambda item: item.numel(), default=None)
 
 
 # --- loss: does a record's gradient depend on the others? -----------------------------------------
@@ -546,3 +358,379 @@ def _class_weights(
     names, first = np.unique(labels[clear], return_index=True)
     of_class = weights[clear][first][np.searchsorted(names, labels)]
     return labels, np.where(clear, weights, of_class)
+
+
+_Slot = tuple[str, str, str]
+
+# Records of a batch whose outputs are compared with those they have without the others.
+_ALONE = 32
+
+
+# Draws that take as many random numbers as their arguments make them take.
+_REJECTING = frozenset({"_standard_gamma", "_sample_dirichlet", "poisson", "binomial"})
+
+
+class UnseenError(Exception):
+    """Why something cannot be looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One forward pass of a copy.
+
+    Attributes:
+        rows: Outputs that have a row for each record.
+        numbers: Outputs that are single numbers, also those that the model keeps.
+        state: Tensors that the model keeps, by where.
+        random: State of the generators after it.
+    """
+
+    rows: list[Tensor]
+    numbers: dict[str, Tensor]
+    state: dict[_Slot, Tensor]
+    random: list[Any]
+
+
+class _RandomOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes which operations drew random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class ForwardCall:
+    """A call of a model that is about to be made, so that it can be repeated.
+
+    Args:
+        module: The model.
+        arguments: What it is called with.
+        options: What it is called with by name.
+        rows: Records that the call has a row for.
+    """
+
+    def __init__(
+        self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], rows: int
+    ) -> None:
+        self._module, self._rows = module, rows
+        self._leaves, self._form = tree_flatten((arguments, options), is_leaf=_is_packed)
+        self._by_row = _by_row(self._leaves, rows)
+        _check(module)
+        self._versions = _versions(module)
+        self._random = _random_states()
+
+    def look(self, output: Any) -> tuple[bool, bool, list[Tensor]]:
+        """Compare the call's output with those of copies of the model.
+
+        Returns:
+            Whether an output depends on other records of the batch; whether a statistic of the
+            batch was written to the model and later outputs depend on it; single numbers, such as
+            a loss, that are no sum over records.
+
+        Raises:
+            UnseenError: The passes cannot be compared.
+        """
+        own = _Pass(*outputs_of(output, self._rows), {}, [])
+        own.numbers.update(_kept_numbers(self._module))
+        numbers = {name: item for name, item in own.numbers.items() if item.requires_grad}
+        if not own.rows and not numbers:
+            raise UnseenError("the model's output has no row for each record")
+        changed = _versions(self._module) != self._versions
+        # Nearly all models: one pass, of some records without the others, is enough.
+        if not (changed or numbers) and self._is_same_alone(own):
+            return False, False, []
+        plain, again, odd = self._run(), self._run(), self._run(odd=True)
+        if _differ(plain, again, every=True):
+            raise UnseenError("the model gives other outputs when its forward pass is repeated")
+        if not _same_random(plain.random, odd.random):
+            raise UnseenError("how many random numbers the model draws depends on its input")
+        mixed = _differ(plain, odd)
+        if mixed and self._rejects():
+            raise UnseenError("how many random numbers the model draws depends on its input")
+        state = changed and self._keeps_statistic(plain, odd)
+        if not numbers:
+            return mixed, state, []
+        both, even = self._run(odd=True, even=True), self._run(even=True)
+        scalars = [
+            item
+            for name, item in numbers.items()
+            if _interact(*(found.numbers.get(name) for found in (plain, odd, even, both)))
+        ]
+        return mixed, state, scalars
+
+    def _is_same_alone(self, own: _Pass) -> bool:
+        """Whether some records have the outputs that they have in the whole batch."""
+        alone = self._run(index=torch.arange(0, self._rows, 2)[:_ALONE])
+        some = [item[0 : 2 * _ALONE : 2] for item in own.rows]
+        if [item.shape for item in some] != [item.shape for item in alone.rows]:
+            return False
+        return not any(
+            _apart(one, other, by_row=True) for one, other in zip(some, alone.rows, strict=True)
+        )
+
+    def _run(
+        self,
+        state: dict[_Slot, Tensor] | None = None,
+        *,
+        odd: bool = False,
+        even: bool = False,
+        index: Tensor | None = None,
+    ) -> _Pass:
+        """A pass of all records, of some, or with every second one replaced by another."""
+        chosen = torch.arange(self._rows) if index is None else index
+        if odd:
+            chosen[1::2] = 0
+        if even:
+            chosen[0::2] = 1
+        leaves = [
+            leaf[chosen.to(leaf.device)] if number in self._by_row else leaf
+            for number, leaf in enumerate(self._leaves)
+        ]
+        arguments, options = tree_unflatten(leaves, self._form)
+        copy, slots = _copied(self._module, state or {})
+        with _as_before(self._random), torch.no_grad():
+            output = copy(*arguments, **options)
+            random_states = _random_states()
+        rows, numbers = outputs_of(output, len(chosen))
+        return _Pass(
+            rows, numbers | _kept_numbers(copy), _state(copy, slots, self._rows), random_states
+        )
+
+    def _rejects(self) -> bool:
+        """Whether a pass draws by rejection: other records then shift the random numbers."""
+        with _RandomOperations() as seen:
+            self._run()
+        return not seen.names.isdisjoint(_REJECTING)
+
+    def _keeps_statistic(self, plain: _Pass, odd: _Pass) -> bool:
+        moved = {
+            slot: value
+            for slot, value in odd.state.items()
+            if slot in plain.state and _apart(plain.state[slot], value)
+        }
+        if not moved:
+            return False
+        # It is a leak where what was kept comes back in an output.
+        usual = self._run({slot: plain.state[slot] for slot in moved})
+        return _differ(usual, self._run(moved), every=True)
+
+
+def outputs_of(output: Any, rows: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The outputs that have a row for each record, and those that are single numbers."""
+    found: list[Tensor] = []
+    numbers: dict[str, Tensor] = {}
+    for number, leaf in enumerate(tree_flatten(output)[0]):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not leaf.is_sparse:
+            if leaf.ndim and leaf.shape[0] == rows:
+                found.append(leaf)
+            elif leaf.numel() == 1:
+                numbers[f"output {number}"] = leaf
+    return found, numbers
+
+
+def _is_packed(value: Any) -> bool:
+    return isinstance(value, PackedSequence)
+
+
+def _by_row(leaves: Sequence[Any], rows: int) -> set[int]:
+    """Which of the arguments have a row for each record."""
+    found = set()
+    tensors = [(number, leaf) for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    for number, leaf in tensors:
+        if leaf.is_nested or leaf.layout is not torch.strided:
+            raise UnseenError("the model's input is no plain tensor")
+        if leaf.ndim and leaf.shape[0] == rows:
+            found.add(number)
+    if any(_is_packed(leaf) for leaf in leaves) or not found:
+        raise UnseenError("the model's input has no row for each record")
+    if len(tensors) > 1 and any(rows in leaf.shape[1:] for _, leaf in tensors):
+        raise UnseenError("which axis of the model's inputs the records lie along is not certain")
+    return found
+
+
+def _check(module: nn.Module) -> None:
+    """Refuse models whose repeated pass could be felt outside of it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise UnseenError("several processes train together")
+    if torch.compiler.is_compiling() or nn.modules.module._global_forward_hooks:
+        raise UnseenError("the model's modules have forward hooks")
+    for item in module.modules():
+        kept = vars(item)
+        if "forward" in kept or type(item).__name__ == "OptimizedModule":
+            raise UnseenError("the model's forward function was replaced")
+        hooks = (*kept["_forward_hooks"].values(), *kept["_forward_pre_hooks"].values())
+        if any(not _is_opacus(hook) for hook in hooks):
+            raise UnseenError("the model's modules have forward hooks")
+        if any(nn.parameter.is_lazy(value) for value in kept["_parameters"].values()):
+            raise UnseenError("the model's parameters have no values yet")
+
+
+def _is_opacus(hook: Any) -> bool:
+    return type(getattr(hook, "__self__", None)).__module__.startswith("opacus.")
+
+
+def _kept(module: nn.Module) -> Iterator[tuple[_Slot, Tensor]]:
+    """Tensors that a module and those in it keep beside their parameters, by where."""
+    for path, item in module.named_modules():
+        for name, value in vars(item).items():
+            if isinstance(value, Tensor):
+                yield (path, "", name), value
+        for name, value in item._buffers.items():
+            if value is not None:
+                yield (path, "_buffers", name), value
+
+
+def _versions(module: nn.Module) -> dict[_Slot, tuple[int, int]]:
+    return {
+        slot: (id(value), 0 if value.is_inference() else value._version)
+        for slot, value in _kept(module)
+        if value.ndim
+    }
+
+
+def _kept_numbers(module: nn.Module) -> dict[str, Tensor]:
+    return {
+        ".".join(slot): value
+        for slot, value in _kept(module)
+        if not value.ndim and value.is_floating_point() and not slot[1]
+    }
+
+
+def _state(module: nn.Module, slots: set[_Slot], rows: int) -> dict[_Slot, Tensor]:
+    """Statistics that were there before: no rows, and no numbers that are only kept to be seen."""
+    return {
+        slot: value.detach()
+        for slot, value in _kept(module)
+        if slot in slots and value.ndim and value.is_floating_point() and value.shape[0] != rows
+    }
+
+
+def _copied(module: nn.Module, state: dict[_Slot, Tensor]) -> tuple[nn.Module, set[_Slot]]:
+    """A model of the same parameters, and tensors, lists and generators of its own."""
+    copies: dict[int, nn.Module] = {}
+    slots: set[_Slot] = set()
+    for path, item in module.named_modules(remove_duplicate=False):
+        if id(item) in copies:
+            continue
+        copy = copies[id(item)] = object.__new__(type(item))
+        kept = {name: _own(value) for name, value in vars(item).items()}
+        kept["_buffers"] = {name: _own(value) for name, value in item._buffers.items()}
+        for values, kind in ((kept, ""), (kept["_buffers"], "_buffers")):
+            for name, value in values.items():
+                if isinstance(value, Tensor):
+                    slot = path, kind, name
+                    slots.add(slot)
+                    if slot in state:
+                        values[name] = state[slot].clone()
+        copy.__dict__.update(kept)
+    for copy in copies.values():
+        inside = copy._modules
+        copy.__dict__["_modules"] = {
+            name: None if value is None else copies[id(value)] for name, value in inside.items()
+        }
+    return copies[id(module)], slots
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, nn.Parameter):
+        return value
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, torch.Generator):
+        own = torch.Generator(value.device)
+        own.set_state(value.get_state())
+        return own
+    return value.copy() if isinstance(value, (list, dict, set)) else value
+
+
+def _random_states() -> list[Any]:
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    on_devices = torch.cuda.get_rng_state_all() if used else []
+    numpy = np.random.get_state()  # noqa: NPY002  (the one that everybody shares)
+    return [torch.get_rng_state(), random.getstate(), numpy, on_devices]
+
+
+def _set_random(states: list[Any]) -> None:
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])  # noqa: NPY002
+    if states[3]:
+        torch.cuda.set_rng_state_all(states[3])
+
+
+def _same_random(first: list[Any], second: list[Any]) -> bool:
+    return (
+        torch.equal(first[0], second[0])
+        and first[1] == second[1]
+        and bool(np.array_equal(first[2][1], second[2][1]))
+        and first[2][2] == second[2][2]
+    )
+
+
+@contextmanager
+def _as_before(states: list[Any]) -> Iterator[None]:
+    """Generators as they were before the call, and as they are now afterwards."""
+    now, cached = _random_states(), torch.is_autocast_cache_enabled()
+    try:
+        # Weights that are cast here without a graph are not to be taken for those of the training.
+        torch.set_autocast_cache_enabled(False)
+        _set_random(states)
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+        _set_random(now)
+
+
+def _tolerance(value: Tensor) -> float:
+    """How far apart, as a share, sums in another order may be."""
+    kind = value.dtype
+    if torch.is_autocast_enabled(value.device.type):
+        kind = torch.get_autocast_dtype(value.device.type)
+    return float(torch.finfo(kind).eps ** (2.0 / 3.0))
+
+
+def _differ(first: _Pass, second: _Pass, *, every: bool = False) -> bool:
+    """Whether outputs of the records that were not replaced differ."""
+    if [item.shape for item in first.rows] != [item.shape for item in second.rows]:
+        raise UnseenError("the shape of the model's output depends on its input")
+    for one, other in zip(first.rows, second.rows, strict=True):
+        if _apart(one if every else one[0::2], other if every else other[0::2], by_row=True):
+            return True
+    return False
+
+
+def _apart(one: Tensor, other: Tensor, *, by_row: bool = False) -> bool:
+    if one.shape != other.shape or not one.numel():
+        return False
+    one, other = one.detach(), other.detach()
+    if torch.equal(one, other):
+        return False
+    allowed = _tolerance(one)
+    one, other = one.double(), other.double()
+    off, scale = (one - other).abs(), one.abs().max()
+    if not bool(torch.isfinite(off.max() + scale)):
+        raise UnseenError("the model's output is not finite")
+    beyond = off > allowed * scale
+    if by_row:
+        # One row alone may be a tie that rounding decided.
+        return int(beyond.flatten(1).any(1).sum()) >= 2 if one.ndim > 1 else int(beyond.sum()) >= 2
+    return bool(beyond.any())
+
+
+def _interact(
+    plain: Tensor | None, odd: Tensor | None, even: Tensor | None, both: Tensor | None
+) -> bool:
+    """Whether replacing half of the records matters more, or less, where the others are replaced.
+
+    It does not in a sum over records.
+    """
+    if plain is None or odd is None or even is None or both is None:
+        raise UnseenError("the model does not always keep the same numbers")
+    values = [float(item) for item in (plain, odd, even, both)]
+    allowed = _tolerance(plain) * max(map(abs, values))
+    return abs(values[0] + values[3] - values[1] - values[2]) > allowed

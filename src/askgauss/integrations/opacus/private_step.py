@@ -1,32 +1,205 @@
-"""One private step of an Opacus run: canaries go in before its noise, the release is read after."""
+"""One private step of an Opacus run, and the moments of it that an observer can follow.
+
+An observer overrides the moments it needs and leaves the others alone. The audit calls each moment
+on the observers that override it, in the order of its list.
+"""
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import PrivacyAlarm, RecordingError
-from askgauss.integrations.attachment import PatchedMethod
+from askgauss.integrations.attachment import Attachment, PatchedMethod
 from askgauss.integrations.opacus import run_description as described
-from askgauss.integrations.opacus.coordinate_access import CanaryCoordinates
-from askgauss.integrations.opacus.moments import (
-    AddedNoise,
-    Observer,
-    PrivateStep,
-    StepCount,
-    overriding,
-)
+from askgauss.integrations.opacus.ranks import CanaryCoordinates
 from askgauss.integrations.opacus.run_description import TrainingRun
 from askgauss.monitor import Monitor
 from askgauss.recording.recorder import Recorder
+from askgauss.recording.transcript import Transcript
 
-__all__ = ["CanaryMode", "NoiseByParameter", "PrivateSteps"]
+__all__ = [
+    "AddedNoise",
+    "CanaryMode",
+    "Observer",
+    "PrivateStep",
+    "PrivateSteps",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedNoise:
+    """Noise that was just added.
+
+    Attributes:
+        deviation: Its standard deviation as stated; 0 where this process adds none.
+        noisy: The noisy sum over all ranks at the coordinates that are read; None where no
+            coordinates are read.
+        tensors: Indices of the parameters it was added to; None for all of them.
+    """
+
+    deviation: float
+    noisy: Tensor | None = None
+    tensors: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateStep:
+    """A step between its noise and its observation, as its optimizer states it.
+
+    Attributes:
+        number: The step, counted from 1.
+        clip_norm: Its clip norm.
+        noise_multiplier: The noise multiplier of its gradients.
+        divisor: What the noisy sum is divided by after the noise was added.
+        scale: What the released gradient is multiplied by to get the noisy sum over all ranks.
+        batch_size: Expected size of a batch; 0 where the sum is not divided.
+        clean: The clipped sum at the coordinates that are read, without canaries and noise.
+        batches: Batches it is made of.
+        missing: Indices of the parameters that are frozen in it.
+    """
+
+    number: int
+    clip_norm: float
+    noise_multiplier: float
+    divisor: float
+    scale: float
+    batch_size: float
+    clean: Tensor
+    batches: int
+    missing: tuple[int, ...] = ()
+
+
+class Observer:
+    """Follows a run; what it does not override does nothing.
+
+    Attributes:
+        key: Under which `state` is kept in a checkpoint; empty where there is none.
+        state_type: The type of `state`, by which a checkpoint is read.
+    """
+
+    key: ClassVar[str] = ""
+    state_type: ClassVar[Any] = None
+
+    # --- begin and end ----------------------------------------------------------------------------
+
+    def attach(self, attachment: Attachment) -> None:
+        """The context is entered. Each change is registered with its undo before it is made."""
+
+    def resuming(self, *, started: bool) -> None:
+        """The run continues from a checkpoint.
+
+        Args:
+            started: Whether a step is about to get its noise, so that model and accountant must
+                have been restored; otherwise the context is being entered.
+
+        Raises:
+            RecordingError: Model, accountant and audit are not of the same step.
+        """
+
+    def completed(self) -> None:
+        """The context is left without an error."""
+
+    # --- one step, in order -----------------------------------------------------------------------
+
+    def sum_ready(self) -> None:
+        """The clipped sum of a step is complete, and no canary is in it.
+
+        From here to `before_noise`, what the optimizer clips are canaries.
+        """
+
+    def before_noise(self, tensors: Sequence[int] | None) -> None:
+        """Noise is about to be added.
+
+        Args:
+            tensors: Indices of the parameters it is added to; None for all of them.
+        """
+
+    def after_noise(self, noise: AddedNoise) -> None:
+        """Noise was added."""
+
+    def stepping(
+        self,
+        step: PrivateStep | None,
+        applied: Tensor | None,
+        arguments: Sequence[Any],
+        options: Mapping[str, Any],
+    ) -> None:
+        """The wrapped optimizer is about to move the weights.
+
+        Args:
+            step: The step; None where no noise was added for it.
+            applied: The gradient at the coordinates that are read; None without noise.
+            arguments: Those of the wrapped optimizer's step.
+            options: Those of the wrapped optimizer's step, by name.
+        """
+
+    def released(self, step: PrivateStep, gradient: NDArray[np.float64] | None) -> None:
+        """A step with noise is released.
+
+        Args:
+            step: The step.
+            gradient: What is applied, at the coordinates that are read; None where it is not read.
+        """
+
+    def exchange(self) -> None:
+        """All ranks exchange what they found; called on all of them after the same steps."""
+
+    def inform(self, monitor: Monitor) -> None:
+        """A step is over, or the run is: tell the monitor of what concerns it."""
+
+    # --- what is known ----------------------------------------------------------------------------
+
+    def postprocessing(self) -> contextlib.AbstractContextManager[None]:
+        """What changes in this context reads released values and no data, as the user declares."""
+        return contextlib.nullcontext()
+
+    def facts(self, recorded: Transcript) -> dict[str, Any]:
+        """Fields of `RunFacts`.
+
+        Args:
+            recorded: The transcript as the recorder has it.
+        """
+        return {}
+
+    def facts_for(self, claim: PrivacyClaim) -> dict[str, Any]:
+        """Fields of `RunFacts` that depend on the claim."""
+        return {}
+
+    def notes(self, recorded: Transcript) -> list[str]:
+        """What a reader of the report should know; ``recorded`` is as for `facts`."""
+        return []
+
+    def amended(self, transcript: Transcript) -> Transcript:
+        """The transcript, with what this observer has to add to it or to remove from it."""
+        return transcript
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> Any:
+        """A plain value or frozen dataclass to resume from, of type `state_type`."""
+        return None
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays to resume from."""
+        return {}
+
+    def load(self, state: Any, arrays: Mapping[str, Any], steps: int) -> None:
+        """Resume.
+
+        Args:
+            state: What `state` returned.
+            arrays: Those of all observers.
+            steps: Steps that were recorded until then.
+        """
 
 
 class CanaryMode(Observer):
@@ -102,7 +275,6 @@ class PrivateSteps:
         run: The training.
         mode: How canaries take part.
         observers: Who follows the steps.
-        count: Steps so far.
         new_recorder: Makes a recorder at a sampling rate.
         rate_may_change: Whether the recorder may be made anew before the first step, at the rate
             of a step that is made of several batches.
@@ -122,7 +294,6 @@ class PrivateSteps:
         run: TrainingRun,
         mode: CanaryMode,
         observers: Sequence[Observer],
-        count: StepCount,
         *,
         new_recorder: Callable[[float], Recorder],
         recorder: Recorder,
@@ -130,7 +301,7 @@ class PrivateSteps:
         exchanges: Callable[[int], bool],
         monitor: Monitor | None,
     ) -> None:
-        self._run, self._mode, self._count = run, mode, count
+        self._run, self._mode, self._count = run, mode, run.count
         self._new_recorder, self.recorder = new_recorder, recorder
         self._rate_may_change = rate_may_change and mode.drawn_by_recorder
         self._exchanges, self._monitor = exchanges, monitor
@@ -140,15 +311,20 @@ class PrivateSteps:
         self._step: PrivateStep | None = None
         # Clean sums of parameters that get their noise one after the other.
         self._arrived: dict[int, list[Tensor]] = {}
-        following = functools.partial(overriding, observers)
-        self._resuming = following(Observer.resuming)
-        self._sum_ready = following(Observer.sum_ready)
-        self._before_noise = following(Observer.before_noise)
-        self._after_noise = following(Observer.after_noise)
-        self._stepping = following(Observer.stepping)
-        self._released = following(Observer.released)
-        self._exchange = following(Observer.exchange)
-        self._inform = following(Observer.inform)
+        self._observers = observers
+        self._following: dict[Any, list[Callable[..., None]]] = {}
+
+    def _at(self, moment: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        """Call a moment of the observers that override it."""
+        if moment not in self._following:
+            name = moment.__name__
+            self._following[moment] = [
+                getattr(item, name)
+                for item in self._observers
+                if getattr(type(item), name) is not moment
+            ]
+        for call in self._following[moment]:
+            call(*arguments, **options)
 
     def forget(self) -> None:
         """Drop a step that got its noise and was not made."""
@@ -180,7 +356,7 @@ class PrivateSteps:
         guard = self._run.guard
         if not guard.reason:
             # A refusal to resume from a wrong checkpoint comes before anything moved: it escapes.
-            self._check_resumed()
+            self._at(Observer.resuming, started=True)
             with guard:
                 self._insert()
         add_noise()
@@ -188,15 +364,10 @@ class PrivateSteps:
             with guard:
                 self._look_at_noise()
 
-    def _check_resumed(self) -> None:
-        for call in self._resuming:
-            call(started=True)
-
     def _insert(self) -> None:
         run, mode = self._run, self._mode
         sums, missing = self._clipped_sums()
-        for call in self._sum_ready:
-            call()
+        self._at(Observer.sum_ready)
         included = self._draw()
         # Also where it is not subtracted: the noise by itself is read all the same.
         clean = torch.zeros(0) if mode.places is None else mode.places.read(sums)
@@ -205,8 +376,7 @@ class PrivateSteps:
             clean *= run.world
         mode.insert(sums, included, missing, float(run.optimizer.max_grad_norm))
         self._begin(clean, missing)
-        for call in self._before_noise:
-            call(None)
+        self._at(Observer.before_noise, None)
 
     def _draw(self) -> NDArray[np.int64]:
         self._count_batches()
@@ -244,18 +414,44 @@ class PrivateSteps:
                 torch.distributed.all_reduce(noisy)
         adds = alone or run.rank == 0
         deviation = step.noise_multiplier * step.clip_norm if adds else 0.0
-        noise = AddedNoise(deviation=deviation, noisy=noisy)
-        for call in self._after_noise:
-            call(noise)
+        self._at(Observer.after_noise, AddedNoise(deviation=deviation, noisy=noisy))
 
     # --- noise inside the backward pass, one parameter after the other ----------------------------
 
-    def one_ready(self, index: int) -> None:
+    def by_parameter(self) -> list[PatchedMethod]:
+        """What replaces the methods of an optimizer that adds noise as each sum is ready.
+
+        One rank adds noise; the others only divide.
+        """
+        index = {id(item): number for number, item in enumerate(self._run.parameters)}
+        noisy: set[int] = set()
+
+        def add_noise(original: Callable[..., None], parameter: nn.Parameter) -> None:
+            number = index.get(id(parameter))
+            self._one_ready(number)
+            noisy.add(id(parameter))
+            original(parameter)
+            self._one_noisy(number)
+
+        def divide(original: Callable[..., None], parameter: nn.Parameter) -> None:
+            if id(parameter) in noisy:
+                noisy.discard(id(parameter))
+            else:
+                self._one_ready(index.get(id(parameter)))
+            original(parameter)
+
+        optimizer = self._run.optimizer
+        return [
+            PatchedMethod(optimizer, "_add_noise_parameter", add_noise),
+            PatchedMethod(optimizer, "_scale_grad_parameter", divide),
+        ]
+
+    def _one_ready(self, index: int | None) -> None:
         """One parameter's sum is complete, and about to get its noise."""
         guard = self._run.guard
-        if not guard.reason:
+        if index is not None and not guard.reason:
             if not self._arrived or index in self._arrived:
-                self._check_resumed()
+                self._at(Observer.resuming, started=True)
             with guard:
                 self._insert_one(index)
 
@@ -264,30 +460,28 @@ class PrivateSteps:
         if index in self._arrived:
             self._arrived = {}
         if not self._arrived:
-            for call in self._sum_ready:
-                call()
+            self._at(Observer.sum_ready)
             self._draw()
         assert self.included is not None
         clipped = described.clipped_sum(run.optimizer, run.parameters[index])
         assert clipped is not None
         clip_norm = float(run.optimizer.max_grad_norm)
         self._arrived[index] = mode.insert_in(index, clipped, self.included, clip_norm)
-        for call in self._before_noise:
-            call((index,))
+        self._at(Observer.before_noise, (index,))
         if len(self._arrived) == len(run.parameters):
             assert mode.places is not None
             parts = [part for number in sorted(self._arrived) for part in self._arrived[number]]
             self._arrived = {}
             self._begin(torch.cat(parts).to(mode.places.dtype))
 
-    def one_noisy(self, index: int) -> None:
+    def _one_noisy(self, index: int | None) -> None:
         """One parameter got its noise."""
+        if index is None:
+            return
         optimizer = self._run.optimizer
         multiplier = described.gradient_noise_multiplier(optimizer)
         deviation = multiplier * float(optimizer.max_grad_norm)
-        noise = AddedNoise(deviation=deviation, tensors=(index,))
-        for call in self._after_noise:
-            call(noise)
+        self._at(Observer.after_noise, AddedNoise(deviation=deviation, tensors=(index,)))
 
     # --- as the weights move ----------------------------------------------------------------------
 
@@ -302,8 +496,7 @@ class PrivateSteps:
     def inform(self) -> None:
         """Let observers tell the monitor what they found."""
         if self._monitor is not None:
-            for call in self._inform:
-                call(self._monitor)
+            self._at(Observer.inform, self._monitor)
 
     def _record(self, arguments: Any, options: Any) -> None:
         step, self._step = self._step, None
@@ -312,20 +505,15 @@ class PrivateSteps:
             gradient = applied = mode.places.read(self._gradients(step.missing))
             if step.missing:
                 # An old gradient of a frozen parameter, where there is one, is applied again.
-                applied = mode.places.read(
-                    [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
-                )
-        for call in self._stepping:
-            call(step, applied, arguments, options)
+                applied = mode.places.read(described.gradients(self._run.parameters))
+        self._at(Observer.stepping, step, applied, arguments, options)
         if step is None:
             self.unnoised += 1
             return
         read = mode.read(gradient)
-        for call in self._released:
-            call(step, read)
+        self._at(Observer.released, step, read)
         if self._run.world > 1 and self._exchanges(step.number):
-            for call in self._exchange:
-                call()
+            self._at(Observer.exchange)
         self._count.made += 1
         assert self.included is not None
         try:
@@ -339,15 +527,11 @@ class PrivateSteps:
     def _recorded(self) -> None:
         self.included, self._count.recorded = None, self.recorder.steps
 
-    @property
-    def _parameters(self) -> list[nn.Parameter]:
-        return self._run.parameters
-
     def _clipped_sums(self) -> tuple[list[Tensor], tuple[int, ...]]:
         """The sums, zero where there is none, and the parameters of which there is none."""
         sums: list[Tensor] = []
         missing: list[int] = []
-        for index, parameter in enumerate(self._parameters):
+        for index, parameter in enumerate(self._run.parameters):
             value = described.clipped_sum(self._run.optimizer, parameter)
             # Opacus leaves what a parameter had when it was frozen: an old sum, not this step's.
             if value is None or not parameter.requires_grad:
@@ -367,7 +551,7 @@ class PrivateSteps:
         """The gradients as they are, zero for parameters that are frozen in this step."""
         return [
             torch.zeros_like(item) if index in missing else _gradient(item)
-            for index, item in enumerate(self._parameters)
+            for index, item in enumerate(self._run.parameters)
         ]
 
     def _count_batches(self) -> None:
@@ -382,56 +566,6 @@ class PrivateSteps:
         """How often a record is in a step that accumulates so many batches."""
         sampling = self._run.sampling
         return min(1.0, sampling.rate * (max(accumulated) if sampling.by_batch else 1))
-
-
-class NoiseByParameter:
-    """Replaces the methods of an optimizer that adds noise to each parameter when its sum is ready.
-
-    One rank adds noise; the others only divide.
-
-    Args:
-        run: The training.
-        steps: Told of every parameter before and after its noise.
-    """
-
-    def __init__(self, run: TrainingRun, steps: PrivateSteps) -> None:
-        self._index = {id(item): index for index, item in enumerate(run.parameters)}
-        self._steps = steps
-        self._noisy: set[int] = set()
-        self._methods = [
-            PatchedMethod(run.optimizer, "_add_noise_parameter", self._add_noise),
-            PatchedMethod(run.optimizer, "_scale_grad_parameter", self._scale),
-        ]
-
-    def put(self) -> None:
-        """Replace the methods."""
-        for item in self._methods:
-            item.put()
-
-    def remove(self) -> bool:
-        """Restore the methods; whether nothing had wrapped them since."""
-        removed = [item.remove() for item in self._methods]
-        return all(removed)
-
-    def _add_noise(self, original: Callable[..., None], parameter: nn.Parameter) -> None:
-        self._ready(parameter)
-        self._noisy.add(id(parameter))
-        original(parameter)
-        index = self._index.get(id(parameter))
-        if index is not None:
-            self._steps.one_noisy(index)
-
-    def _scale(self, original: Callable[..., None], parameter: nn.Parameter) -> None:
-        if id(parameter) in self._noisy:
-            self._noisy.discard(id(parameter))
-        else:
-            self._ready(parameter)
-        original(parameter)
-
-    def _ready(self, parameter: nn.Parameter) -> None:
-        index = self._index.get(id(parameter))
-        if index is not None:
-            self._steps.one_ready(index)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

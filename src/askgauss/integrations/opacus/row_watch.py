@@ -1,11 +1,10 @@
-"""The rows that each private step trains on, compared with the records drawn for it."""
+"""The batches that a loader draws, and the rows that each private step trains on."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -14,87 +13,55 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from askgauss.files import codec
+from askgauss.exceptions import AskGaussError
 from askgauss.integrations.attachment import Attachment, PatchedMethod
 from askgauss.integrations.opacus.batch_stream import (
+    LOOKED_IN,
+    TO_TRAIN,
     Content,
-    Marks,
+    LoadedBatch,
     Pass,
+    as_indices,
+    best,
     content_of,
+    draws_for,
+    is_drawing,
     listen,
+    next_of,
+    run_of,
+    same,
+    sampler_name,
     unlisten,
 )
-from askgauss.integrations.opacus.mixed_records import Columns, MixingWatch, trusted
-from askgauss.integrations.opacus.opacus_versions import BatchSplittingSampler
-from askgauss.integrations.opacus.ranks import gather_text
+from askgauss.integrations.opacus.mixed_records import MixingWatch, trusted
+from askgauss.integrations.opacus.private_step import Observer, PrivateStep
+from askgauss.integrations.opacus.ranks import gather
 from askgauss.integrations.opacus.run_description import (
     TrainingRun,
     clips_without_rows,
     noise_by_parameter,
 )
 from askgauss.recording.facts import MixingFacts, RowFacts
+from askgauss.recording.transcript import Transcript
 from askgauss.recording.witness import rows_over_ranks
+from askgauss.sampling import DrawnBatches, assumed_poisson
+from askgauss.sampling.batch_testing import SchemeSums
+from askgauss.sampling.registry import Recogniser
 
-__all__ = ["LoadedBatch", "TrainedRows", "draws_for"]
+__all__ = ["LoaderWatch", "RowState", "TrainedRows"]
 
 # Batches that are remembered, used or not, by this and by other loaders.
 _REMEMBERED = 256
 # Batches whose tensors are kept alive until it is known whether their marks are needed.
 _HELD = 4
-# Batches that the rows of one step are looked for in, newest first.
-_LOOKED_IN = 64
-# A batch is recognised by this share of the rows that could be in both.
-_RECOGNISED = 0.25
-# Where the model is called to train on the batch; other places are known by their frames.
-_TO_TRAIN = 0
 # Other places that are distinguished, and the frames of each that are read.
 _PLACES = 64
 _FRAMES = 64
 # A pass of fewer batches that is left out whole is no epoch that a schedule skips.
 _SHORTEST_PASS = 4
-# Wrappers around a sampler that are looked through.
-_DEEPEST = 6
-
-
-@dataclass(eq=False, slots=True)
-class LoadedBatch:
-    """A batch that a loader yielded.
-
-    Attributes:
-        source: The pass over the data that it is part of.
-        place: Its number in that pass.
-        indices: The records that were drawn for it; None where that was not seen.
-        ours: Whether the audited loader drew it.
-        content: By what its rows are recognised.
-        step: The step that used it; 0 if none did.
-        places: Where the model was called with it.
-        columns: Some values of each record, as they were before anything was done to the batch.
-    """
-
-    source: Pass
-    place: int
-    indices: NDArray[np.int64] | None
-    ours: bool
-    content: Content | None
-    step: int = 0
-    places: list[int] = field(default_factory=list)
-    columns: Columns | None = None
-
-    @property
-    def marks(self) -> Marks | None:
-        """Marks of its rows; None where it has none or they are gone."""
-        return None if self.content is None else self.content.marks
-
-    @property
-    def records(self) -> int:
-        """How many records were drawn for it."""
-        return 0 if self.indices is None else int(self.indices.size)
-
-    @property
-    def rows(self) -> int:
-        """How many rows they make; Opacus may put one of random numbers where there is none."""
-        filled = getattr(self.source.collate, "rand_on_empty", False)
-        return self.records or int(bool(filled))
+# Before the names of the arrays of `LoaderWatch`.
+_PREFIX = "loader."
+_NOT_SHOWN = "the loader was not shown, or does not say what it draws from"
 
 
 @dataclass(slots=True)
@@ -103,12 +70,12 @@ class _Rows:
 
     Attributes:
         count: How many there are.
-        marks: By what they are recognised.
+        content: By what they are recognised.
         batch: The batch that they are, untouched.
     """
 
     count: int
-    marks: Marks | None = None
+    content: Content | None = None
     batch: LoadedBatch | None = None
 
 
@@ -129,32 +96,54 @@ class _LeftOut:
     skipped: int = 0
 
 
-class TrainedRows:
-    """Counts rows where the optimizer clips them, and finds the batches they came from.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowState:
+    """What is kept of the rows in a checkpoint."""
+
+    rows: RowFacts
+    mixing: MixingFacts | None = None
+
+
+class TrainedRows(Observer):
+    """Follows the batches of a loader, and counts rows where the optimizer clips them.
+
+    Batches are drawn, yielded, given to the model and trained on. While attached, the sampler is of
+    a class made from its own, whose iteration passes every batch on: that also covers loaders that
+    are not torch's. Parts of a batch that is split for memory are put together again.
 
     Args:
         run: The training.
-        unseen: Why nothing can be compared; empty where it can.
+
+    Attributes:
+        used: The batches that the last step was made of; None where that is not certain.
     """
 
-    def __init__(self, run: TrainingRun, unseen: str = "") -> None:
+    key = "rows"
+    state_type = RowState
+
+    def __init__(self, run: TrainingRun) -> None:
         self._run, self._optimizer = run, run.optimizer
         self._parameters, self._sampler = run.parameters, run.sampler
+        self._sampler_class: type | None = None
         self._ghost = clips_without_rows(run.optimizer)
-        if not unseen and noise_by_parameter(run.optimizer):
+        unseen = ""
+        if run.sampler is None or run.records is None:
+            unseen = _NOT_SHOWN
+        elif noise_by_parameter(run.optimizer):
             unseen = "records are clipped inside the backward pass"
+        self.used: list[LoadedBatch] | None = None
         # The facts so far, as plain values: they change in every step.
         self._values: dict[str, Any] = asdict(RowFacts(unseen=unseen))
         self._faulty = False
         self._models: dict[int, bool] = {}
-        self.mixing = MixingWatch()
+        self._mixing = MixingWatch()
         self._aside = False
         self._sizes: set[int] = set()
         # Of batches left out between two that were used: the fewest, the most, how often.
         self._gaps: tuple[int, int, int] = (0, 0, 0)
         self._left_out: dict[int, _LeftOut] = {}
         # Places where the model was called with batches that were used then.
-        self._training_places = {_TO_TRAIN}
+        self._training_places = {TO_TRAIN}
         self._most_passes = 1
         self._newest: Pass | None = None
         self._ratio = 0
@@ -169,17 +158,23 @@ class TrainedRows:
         self._rows: list[_Rows] = []
         self._whole: list[_Rows] | None = None
 
-    def load(self, facts: RowFacts, mixing: MixingFacts | None) -> None:
-        """Resume from the facts of a checkpoint."""
-        self.mixing.load(mixing, facts.steps)
-        self._values, self._faulty = asdict(facts), not facts.clean
-        self._has_loaded = facts.undrawn < facts.steps
-        self._gaps = (0, 1, 2) if facts.dropped else (0, 0, 0)
+    def state(self) -> RowState:
+        """What was found by all ranks, as far as they told."""
+        mixing = None if self.unseen else self._mixing.facts
+        return RowState(rows=rows_over_ranks([self._found, *self._ranks]), mixing=mixing)
 
-    @property
-    def mixing_facts(self) -> MixingFacts | None:
-        """Whether records met before they were clipped; None where nobody looked."""
-        return None if self.unseen else self.mixing.facts
+    def facts(self, recorded: Transcript) -> dict[str, Any]:
+        """What was found by all ranks, and whether records met before they were clipped."""
+        state = self.state()
+        return {"rows": state.rows, "mixing": state.mixing}
+
+    def load(self, state: RowState, arrays: Mapping[str, Any], steps: int) -> None:
+        """Resume."""
+        found = state.rows
+        self._mixing.load(state.mixing, found.steps)
+        self._values, self._faulty = asdict(found), not found.clean
+        self._has_loaded = found.undrawn < found.steps
+        self._gaps = (0, 1, 2) if found.dropped else (0, 0, 0)
 
     @property
     def unseen(self) -> str:
@@ -189,10 +184,10 @@ class TrainedRows:
     @property
     def clean(self) -> bool:
         """Whether nothing was found so far."""
-        return not (self._faulty or self.unseen) or self.facts.clean
+        return not (self._faulty or self.unseen) or self._found.clean
 
     @property
-    def facts(self) -> RowFacts:
+    def _found(self) -> RowFacts:
         """What this process found so far."""
         found = RowFacts(**self._values)
         left_out = self._all_left_out()
@@ -209,16 +204,7 @@ class TrainedRows:
 
     def exchange(self) -> None:
         """Ranks draw and train on batches of their own, and tell each other what they found."""
-        text = json.dumps(codec.to_plain(self.facts))
-        self._ranks = [
-            codec.from_plain(RowFacts, json.loads(item), "rows")
-            for item in gather_text(text, self._run.world, self._run.device)
-        ]
-
-    @property
-    def over_ranks(self) -> RowFacts:
-        """What was found so far, by all ranks as far as they told."""
-        return rows_over_ranks([self.facts, *self._ranks])
+        self._ranks = gather(self._found, self._run.world, self._run.device)
 
     # --- batches and calls ------------------------------------------------------------------------
 
@@ -231,12 +217,31 @@ class TrainedRows:
         listen(self, self._run.model)
         name = "accumulate" if self._ghost else "clip_and_accumulate"
         attachment.patch(PatchedMethod(self._optimizer, name, self._clipped))
+        own = type(self._sampler)
+
+        def iterate(sampler: Any) -> Iterator[Any]:
+            source = Pass(sampler, None)
+            for batch in own.__iter__(sampler):
+                if not is_drawing():
+                    self.loaded(source, as_indices(batch), None)
+                    source.yielded += 1
+                yield batch
+
+        self._sampler_class = own
+        try:
+            self._sampler.__class__ = type(own.__name__, (own,), {"__iter__": iterate})
+        except TypeError:
+            # Loaders of torch are followed all the same.
+            self._sampler_class = None
 
     def _stop(self) -> None:
+        if self._sampler_class is not None:
+            self._sampler.__class__ = self._sampler_class
+            self._sampler_class = None
         unlisten(self)
         self._end_pass(interrupted=True)
         self._forget()
-        self.mixing.forget()
+        self._mixing.forget()
 
     def loaded(self, source: Pass, indices: NDArray[np.int64] | None, batch: Any) -> None:
         """A loader yielded a batch."""
@@ -245,11 +250,12 @@ class TrainedRows:
         batches = self._batches
         content = content_of(batch)
         batches.append(LoadedBatch(source, source.yielded, indices, ours, content))
-        if ours and self.mixing.due:
+        if ours and self._mixing.due:
             tensor = None if content is None else content.tensor
-            batches[-1].columns = self.mixing.yielded(source.collate, tensor)
-        if len(batches) > _HELD and not batches[-1 - _HELD].step:
-            _ = batches[-1 - _HELD].marks
+            batches[-1].columns = self._mixing.yielded(source.collate, tensor)
+        oldest = batches[-1 - _HELD] if len(batches) > _HELD else None
+        if oldest is not None and not oldest.step and (held := oldest.content) is not None:
+            held.read()
         if len(batches) > 2 * _REMEMBERED:
             del batches[:_REMEMBERED]
 
@@ -264,38 +270,39 @@ class TrainedRows:
         content = content_of(arguments, options)
         if content is None:
             return
-        place = _TO_TRAIN if trains else _place()
-        batch = self._very(content) or _same(content, waiting, place)
+        place = TO_TRAIN if trains else _place()
+        batch = self._very(content) or same(content, waiting, place)
         if trains:
-            known = batch is not None
-            self._calls.append(_Rows(content.rows, None if known else content.marks, batch))
+            if batch is None:
+                content.read()
+            self._calls.append(_Rows(content.rows, None if batch else content, batch))
             del self._calls[:-_REMEMBERED]
             # Changed on the way to the model: the next batch of that many records.
-            batch = batch or _next_of(waiting, content.rows)
-            if self.mixing.due:
+            batch = batch or next_of(waiting, content.rows)
+            if self._mixing.due:
                 records = batch.records if batch is not None and batch.ours else 0
-                columns, given = None if batch is None else batch.columns, content.tensor
-                self.mixing.called(model, arguments, options, content.rows, records, columns, given)
+                columns = None if batch is None else batch.columns
+                self._mixing.called(model, arguments, options, content, records, columns)
         if batch is not None and batch.ours and not batch.step and place not in batch.places:
             self._wait_for_step(batch, place)
 
     def returned(self, model: Any, output: Any) -> None:
         """A model was called: do its outputs, and its loss, depend on one record each?"""
-        if self.mixing.due and model.training and torch.is_grad_enabled() and self._is_ours(model):
-            self.mixing.returned(output)
+        if self._mixing.due and model.training and torch.is_grad_enabled() and self._is_ours(model):
+            self._mixing.returned(output)
 
     def backward(self, losses: Any) -> None:
         """A loss is about to be differentiated."""
-        if self.mixing.due:
-            self.mixing.backward(losses)
+        if self._mixing.due:
+            self._mixing.backward(losses)
 
     def collates(self, collate: Any) -> bool:
         """Whether samples are put together in a way that is not known."""
-        return self.mixing.due and not trusted(collate)
+        return self._mixing.due and not trusted(collate)
 
     def collated(self, samples: Any) -> None:
         """Samples are about to be put together."""
-        self.mixing.collated(samples)
+        self._mixing.collated(samples)
 
     def _very(self, content: Content) -> LoadedBatch | None:
         """The batch whose own tensor the model is called with."""
@@ -385,7 +392,7 @@ class TrainedRows:
                 calls.pop()
             if calls:
                 call = calls.pop()
-                item.marks, item.batch = call.marks, call.batch
+                item.content, item.batch = call.content, call.batch
         self._calls = []
         self._rows += rows
 
@@ -409,19 +416,22 @@ class TrainedRows:
             self._count()
         self._whole, self._rows, self._aside = self._rows, [], True
 
-    def before_noise(self) -> None:
+    def before_noise(self, tensors: Sequence[int] | None) -> None:
         """Back to the run's own rows."""
         self._aside = False
 
     # --- which batches a step used ----------------------------------------------------------------
 
-    def step(self) -> list[LoadedBatch] | None:
-        """A step is made: the batches it was made of, or None where that is not certain."""
+    def released(self, step: PrivateStep, gradient: NDArray[np.float64] | None) -> None:
+        """A step is made."""
+        self.used = self._batches_of_step()
+
+    def _batches_of_step(self) -> list[LoadedBatch] | None:
         rows, self._whole = self._whole or [], None
-        if self.mixing.due:
+        if self._mixing.due:
             for item in self._batches:
                 item.columns = None
-        self.mixing.step()
+        self._mixing.step()
         values = self._values
         values["steps"] += 1
         if values["unseen"]:
@@ -438,7 +448,7 @@ class TrainedRows:
             return None
         others = [item for item in used if not item.ours]
         if others:
-            values["other"] = _name(others[0].source.sampler)
+            values["other"] = sampler_name(others[0].source.sampler)
             values["undrawn"] += int(not self._has_loaded)
             self._note("foreign")
         ours = [item for item in used if item.ours]
@@ -466,7 +476,7 @@ class TrainedRows:
         source, values = item.source, self._values
         if item.place != source.last + 1 or rows[0].count != item.rows:
             return None
-        if item.places != [_TO_TRAIN] or source.pending != {_TO_TRAIN: 1}:
+        if item.places != [TO_TRAIN] or source.pending != {TO_TRAIN: 1}:
             return None
         source.pending.clear()
         if source.last >= 0:
@@ -511,7 +521,7 @@ class TrainedRows:
         waiting = self._waiting()
         newest = [item for item in waiting if item.source is waiting[-1].source]
         for among in (newest, waiting):
-            if fits := _run_of(among, total, passes):
+            if fits := run_of(among, total, passes):
                 return fits, False
         return newest[: max(1, passes)], False
 
@@ -535,21 +545,20 @@ class TrainedRows:
         """The batch that most rows are in: of those that no step used, that one did, of others."""
         if rows.batch is not None:
             return rows.batch
-        marks = rows.marks
-        if marks is None or marks.rows == 0:
+        content = rows.content
+        if content is None or content.rows == 0:
             return None
-        own = marks.hashes()
+        own = content.hashes()
         if own.size > 1 and (own == own[0]).all():
             return None  # rows that are all alike are nobody's
         kinds: list[list[LoadedBatch]] = [[], [], []]
-        for item in self._batches[-_LOOKED_IN:]:
-            content = item.content
-            if content is not None and content.rows and content.width == marks.width:
+        for item in self._batches[-LOOKED_IN:]:
+            if item.content is not None and item.content.rows:
                 kinds[(1 if item.step else 0) if item.ours else 2].append(item)
         first: LoadedBatch | None = None
         for kind in kinds:
-            found, alike = _best(own, marks, kind)
-            if alike == own.size:
+            found, alike = best(content, kind)
+            if alike == content.rows:
                 return found
             first = first or found
         # No batch has all of the rows: the first that has enough of them.
@@ -561,7 +570,7 @@ class TrainedRows:
             return
         others = [item for item in self._batches if not item.ours]
         if others:
-            self._values["other"] = _name(others[-1].source.sampler)
+            self._values["other"] = sampler_name(others[-1].source.sampler)
         self._values["undrawn"] += 1
         self._faulty = True
 
@@ -624,11 +633,10 @@ class TrainedRows:
 
     def _other_source(self, rows: Sequence[_Rows]) -> str:
         """What drew those of the rows that are another loader's."""
-        others = [item for item in self._batches[-_LOOKED_IN:] if not item.ours and item.content]
-        for marks in (item.marks for item in rows if item.marks is not None):
-            same = [item for item in others if item.content and item.content.width == marks.width]
-            if found := _best(marks.hashes(), marks, same)[0]:
-                return _name(found.source.sampler)
+        others = [item for item in self._batches[-LOOKED_IN:] if not item.ours]
+        for content in (item.content for item in rows if item.content is not None):
+            if found := best(content, others)[0]:
+                return sampler_name(found.source.sampler)
         return ""
 
     @staticmethod
@@ -636,10 +644,16 @@ class TrainedRows:
         """Whether all rows are those of the batches, and some of them more often than there."""
         if all(item.batch is not None for item in rows if item.count):
             return False
-        marks = [item.marks or (item.batch and item.batch.marks) for item in rows if item.count]
-        trained = [item for item in marks if item]
-        yielded = [item.marks for item in used if item.marks is not None and item.records]
-        if not trained or len({item.width for item in (*trained, *yielded)}) != 1:
+        contents = [
+            item.content or (item.batch and item.batch.content) for item in rows if item.count
+        ]
+        trained = [item for item in contents if item and item.read() is not None]
+        yielded = [
+            item.content
+            for item in used
+            if item.records and item.content is not None and item.content.read() is not None
+        ]
+        if not (trained and yielded) or len({item.width for item in (*trained, *yielded)}) != 1:
             return False
         own = np.concatenate([item.hashes() for item in trained])
         theirs = np.concatenate([item.hashes(trained[0]) for item in yielded])
@@ -669,69 +683,139 @@ def _place() -> int:
     return hash(tuple(at)) or 1
 
 
-def _same(content: Content, among: Sequence[LoadedBatch], place: int) -> LoadedBatch | None:
-    """The batch of these very rows: rather one that was not seen at this place."""
-    seen = None
-    for item in among[-_LOOKED_IN:]:
-        theirs = item.content
-        if theirs is None or (theirs.rows, theirs.width) != (content.rows, content.width):
-            continue
-        marks, own = theirs.marks, content.marks
-        if marks is not None and own is not None and marks.same(own):
-            if place not in item.places:
-                return item
-            seen = item
-    return seen
+class LoaderWatch(Observer):
+    """Tests the batches that a loader draws against the scheme that was accounted for.
 
+    Args:
+        run: The training.
+        rows: What finds the batches of every step.
+        rows_only: Whether draws are not to be compared with the scheme.
+    """
 
-def _next_of(among: Sequence[LoadedBatch], rows: int) -> LoadedBatch | None:
-    """The next batch of a pass that the model is to be called with, if it has so many rows."""
-    for item in among:
-        if item.source is among[-1].source and _TO_TRAIN not in item.places and item.rows == rows:
-            return item
-    return None
+    key = "loader"
+    state_type = int
 
+    def __init__(self, run: TrainingRun, rows: TrainedRows, *, rows_only: bool = False) -> None:
+        scheme = run.sampling.against(run.accounted_rate)
+        self._rows, self._records = rows, run.records
+        self._sums: SchemeSums | None = None
+        self._recogniser: Recogniser | None = None
+        self._steps = 0
+        self._lost = ""
+        # Steps on batches of an iteration that had begun before the audit was attached.
+        self._missed = 0
+        self._poisson = scheme is not None and assumed_poisson(scheme)
+        if run.sampler is None or self._records is None:
+            self._lost = _NOT_SHOWN
+        elif run.world > 1:
+            self._lost = "each of several processes draws batches of its own"
+        elif rows_only:
+            self._lost = "the canaries show how they are drawn"
+        else:
+            if scheme is not None:
+                self._sums = SchemeSums(scheme, records=self._records)
+            if assumed_poisson(scheme):
+                self._recogniser = Recogniser(self._records)
 
-def _run_of(among: Sequence[LoadedBatch], rows: int, passes: int) -> list[LoadedBatch]:
-    """The first batches in a row that have so many records together, each in a pass of its own."""
-    for start in range(len(among)):
-        total = 0
-        for stop in range(start, min(start + passes, len(among))):
-            total += among[stop].rows
-            if total == rows and among[stop].indices is not None:
-                return list(among[start : stop + 1])
-            if total > rows:
-                break
-    return []
+    def facts(self, recorded: Transcript) -> dict[str, Any]:
+        """What the batches say of the scheme."""
+        judged, drawn, found = not self._unjudged, None, None
+        if judged and self._sums is not None and self._sums.step > 0:
+            drawn = DrawnBatches.of(self._sums)
+        if judged and self._recogniser is not None:
+            found = self._recogniser.found
+        return {"batches": drawn, "found_scheme": found, "records": self._records}
 
+    def notes(self, recorded: Transcript) -> list[str]:
+        """Why batches that were seen are not judged, if so."""
+        seen = self._sums is not None and self._sums.step > 0
+        if why := self._unjudged:
+            return [f"the loader's batches are not judged: {why}."] if seen else []
+        if self._missed:
+            return [
+                f"the batches of {self._missed:,} steps are not judged: the loader had begun to "
+                "draw before the audit was attached."
+            ]
+        return []
 
-def draws_for(sampler: Any, wanted: Any) -> bool:
-    """Whether a sampler is the wanted one, or passes on what that one draws."""
-    for _ in range(_DEEPEST):
-        if sampler is None or sampler is wanted:
-            return sampler is not None
-        inside = isinstance(sampler, BatchSplittingSampler)
-        sampler = getattr(sampler, "sampler" if inside else "batch_sampler", None)
-    return False
+    @property
+    def _unjudged(self) -> str:
+        """Why what was drawn is not compared with the scheme; empty where it is."""
+        left_out = not self._lost and not self._rows.clean
+        return "some were drawn and not trained on" if left_out else self._lost
 
+    def released(self, step: PrivateStep, gradient: NDArray[np.float64] | None) -> None:
+        """A step was made.
 
-def _best(
-    own: NDArray[np.int64], marks: Marks, among: Sequence[LoadedBatch]
-) -> tuple[LoadedBatch | None, int]:
-    """The batch that most of the rows are in, if enough of them are, and how many that is."""
-    best, most = None, 0
-    for item in among:
-        if item.marks is None:
-            continue
-        theirs = item.marks.hashes(marks)
-        if np.array_equal(own, theirs):
-            return item, own.size
-        alike = int(np.count_nonzero(np.isin(own, theirs)))
-        if alike > most and alike >= _RECOGNISED * min(own.size, theirs.size):
-            best, most = item, alike
-    return best, most
+        Never stops a training: a batch that is missing, or of something else than indices, ends
+        the comparison with the reason.
+        """
+        used = self._rows.used
+        if self._lost:
+            return
+        self._steps += 1
+        if step.batches != 1:
+            self._lost = f"a step is made of {step.batches} batches"
+        elif not self._rows.clean:
+            self._lost = f"step {self._steps} did not train on the records drawn for it, once each"
+        elif used is None and self._poisson and not self._rows.unseen:
+            # Batches of Poisson sampling say as much without those before them.
+            self._missed += 1
+        elif used is None:
+            self._lost = f"what step {self._steps} was drawn from was not seen"
+        else:
+            drawn = [item.indices for item in used if item.indices is not None]
+            self._add(np.concatenate(drawn))
 
+    def _add(self, batch: NDArray[np.int64]) -> None:
+        assert self._records is not None
+        try:
+            if self._sums is None:
+                indices = SchemeSums.checked(batch, self._records)
+            else:
+                indices = self._sums.indices(batch)
+                self._sums.add(indices)
+        except AskGaussError as error:
+            self._lost = str(error).rstrip(".")
+            return
+        if self._recogniser is not None:
+            self._recogniser.add(indices)
 
-def _name(sampler: Any) -> str:
-    inner = getattr(sampler, "sampler", None)
-    return type(sampler if inner is None else inner).__name__
+    def state(self) -> int:
+        """Steps whose batches are not in the sums."""
+        return self._missed
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Sums of the batches so far."""
+        if self._lost or self._sums is None:
+            return {}
+        return {_PREFIX + name: array for name, array in self._sums.arrays().items()}
+
+    def load(self, state: int, arrays: Mapping[str, Any], steps: int) -> None:
+        """Resume.
+
+        Raises:
+            FileFormatError: The arrays are not what `arrays` gave.
+        """
+        found = {
+            name.removeprefix(_PREFIX): value
+            for name, value in arrays.items()
+            if name.startswith(_PREFIX)
+        }
+        if self._recogniser is not None and steps:
+            # What it had kept before the checkpoint is not in there.
+            self._recogniser.give_up()
+        self._steps = steps
+        if self._sums is None or (not found and steps == 0):
+            return
+        if not found:
+            self._lost = self._lost or "those before the checkpoint were not kept"
+            return
+        if SchemeSums.records_in(found) != self._records:
+            self._lost = "those before the checkpoint are of other records"
+            return
+        sums = SchemeSums.from_arrays(self._sums.scheme, found, records=self._records)
+        if sums.step + state != steps:
+            self._lost = "those before the checkpoint are of other steps"
+            return
+        self._sums, self._missed = sums, state

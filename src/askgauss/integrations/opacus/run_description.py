@@ -9,7 +9,7 @@ import tempfile
 import types
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,13 @@ from torch.utils.data import (
 )
 
 from askgauss import _validate
-from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, UnsupportedError
+from askgauss.exceptions import (
+    AskGaussWarning,
+    InvalidArgumentError,
+    RecordingError,
+    UnsupportedError,
+)
 from askgauss.integrations.attachment import Guard
-from askgauss.integrations.canary_choice import present_needed
 from askgauss.integrations.opacus.opacus_versions import (
     AdaClipDPOptimizer,
     BatchSplittingSampler,
@@ -46,30 +50,44 @@ from askgauss.sampling import Poisson, Scheme, scheme_of
 
 __all__ = [
     "Sampling",
+    "StepCount",
     "TrainingRun",
     "accumulated",
     "adapts_clipping",
-    "audited_parameters",
     "background_known",
     "check_folder",
-    "check_model",
     "check_optimizer",
     "clipped_sum",
     "clips_without_rows",
     "counted_steps",
     "find_accountant",
-    "find_sampling",
     "gradient_noise_multiplier",
+    "gradients",
     "noise_by_parameter",
-    "sampler_of",
-    "tensor_names",
+    "not_of_one_step",
     "unwrapped",
-    "warn_of_few_canaries",
-    "warn_of_loader",
 ]
 
 # Wrappers around an optimizer, and hooks around a hook, that are looked through.
 _DEEPEST = 4
+
+
+@dataclass(slots=True)
+class StepCount:
+    """Steps so far.
+
+    Attributes:
+        made: Those with noise.
+        recorded: Those of them that were recorded; with examples, some may be skipped.
+    """
+
+    made: int = 0
+    recorded: int = 0
+
+    @property
+    def number(self) -> int:
+        """The step that is being made, counted from 1."""
+        return self.made + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +108,7 @@ class TrainingRun:
         rank: The rank of this process.
         world: Number of ranks.
         guard: Keeps what goes wrong in the audit from stopping the training.
+        count: Steps so far.
     """
 
     optimizer: Any
@@ -105,6 +124,7 @@ class TrainingRun:
     rank: int
     world: int
     guard: Guard
+    count: StepCount = field(default_factory=StepCount)
 
     @classmethod
     def of(
@@ -123,12 +143,12 @@ class TrainingRun:
             InvalidArgumentError: They are not those of one run, or no sampling rate can be found.
             UnsupportedError: Its parameters are shared out in a way that is not supported.
         """
-        parameters = audited_parameters(optimizer)
-        check_model(model, parameters)
+        parameters = _audited_parameters(optimizer)
+        _check_model(model, parameters)
         accountant, accounted_rate = find_accountant(optimizer, accountant)
-        found = find_sampling(data_loader, sampling_rate, accounted_rate, sampling)
-        warn_of_loader(found)
-        names = tensor_names(optimizer, parameters, model)
+        found = _find_sampling(data_loader, sampling_rate, accounted_rate, sampling)
+        _warn_of_loader(found)
+        names = _tensor_names(optimizer, parameters, model)
         shards = tuple(shards_of(parameters, names) if is_sharded(parameters) else ())
         by_rank = tuple(f"{names[item.parameter]} on rank {item.rank}" for item in shards)
         world = int(getattr(optimizer, "world_size", 1))
@@ -183,7 +203,7 @@ class TrainingRun:
     @property
     def sampler(self) -> Any:
         """What draws the loader's batches; None where that is not known."""
-        return sampler_of(self.data_loader)
+        return _behind_splitting(getattr(self.data_loader, "batch_sampler", None))
 
     def names_of_all(self) -> dict[int, str]:
         """Names of all parameters of the optimizer, by their identity."""
@@ -194,7 +214,7 @@ class TrainingRun:
             for item in group["params"]
             if id(item) not in known
         ]
-        found = tensor_names(self.optimizer, others, self.model)
+        found = _tensor_names(self.optimizer, others, self.model)
         return dict(zip(map(id, others), found, strict=True)) | dict(
             zip(map(id, self.parameters), self.parameter_names, strict=True)
         )
@@ -244,7 +264,7 @@ def clips_without_rows(optimizer: Any) -> bool:
     return isinstance(optimizer, DPOptimizerFastGradientClipping)
 
 
-def audited_parameters(optimizer: Any) -> list[nn.Parameter]:
+def _audited_parameters(optimizer: Any) -> list[nn.Parameter]:
     """The parameters that train with per-example gradients; frozen ones are left out."""
     parameters = [item for item in optimizer.params if hasattr(item, "grad_sample")]
     if not parameters:
@@ -261,6 +281,11 @@ def clipped_sum(optimizer: Any, parameter: nn.Parameter) -> torch.Tensor | None:
         kept: torch.Tensor | None = optimizer.grad_state[parameter]["summed_grad"]
         return kept
     return getattr(parameter, "summed_grad", None)
+
+
+def gradients(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """The gradients of parameters, zero where there is none."""
+    return [torch.zeros_like(item) if item.grad is None else item.grad for item in parameters]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +328,7 @@ class Sampling:
         return Poisson(rate=self.rate if accounted is None else accounted)
 
 
-def find_sampling(
+def _find_sampling(
     data_loader: Any,
     sampling_rate: float | None,
     accounted: float | None,
@@ -311,15 +336,8 @@ def find_sampling(
 ) -> Sampling:
     """The rate at which the run samples its records, from the best source there is.
 
-    Args:
-        data_loader: The training loader, if shown; a Poisson sampler in it knows its rate.
-        sampling_rate: The rate the user states.
-        accounted: The rate the accountant uses.
-        scheme: How batches are drawn, where the user says; then nothing else is asked.
-
-    Raises:
-        InvalidArgumentError: The rate is not known, two sources contradict each other, or
-            ``data_loader`` is not a loader.
+    That is the scheme the user states, the loader's sampler, the rate the user states, and the rate
+    the accountant uses, in this order.
     """
     if sampling_rate is not None:
         _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
@@ -352,12 +370,10 @@ def find_sampling(
                 f"Expected sampling_rate to be the loader's {own_rate:.6g}, got {sampling_rate!r}. "
                 "Leave it out: the loader knows."
             )
-        counted = accounted
-        if poisson and accounted is None:
-            counted = 1.0 / len(sampler)
+        counted = 1.0 / len(sampler) if poisson and accounted is None else accounted
         note = (
-            f"the loader samples with {type(sampler).__name__}, which is not known here: that it "
-            f"gives each record a coin of rate {own_rate:.6g} is taken on trust."
+            f"the loader samples with {type(sampler).__name__}, which is not known here: Poisson "
+            f"sampling at rate {own_rate:.6g} is declared, not verified."
         )
         return Sampling(
             rate=own_rate,
@@ -368,13 +384,12 @@ def find_sampling(
     rate = accounted if sampling_rate is None else sampling_rate
     if rate is None:
         rate = _rate_by_length(data_loader)
-    note = (
-        f"the loader samples with {type(sampler).__name__}, not with an independent coin for each "
-        "record: accounting for Poisson sampling does not describe it."
+    why = (
+        "which is not Poisson sampling: accounting for Poisson sampling does not describe it."
         if poisson is False
-        else f"the loader samples with {type(sampler).__name__}, which is not known here: whether "
-        "each record has a coin of its own cannot be told."
+        else "which is not known here: whether that is Poisson sampling cannot be told."
     )
+    note = f"the loader samples with {type(sampler).__name__}, {why}"
     return Sampling(
         rate=rate,
         poisson=poisson,
@@ -408,11 +423,6 @@ def _rate_of(sampler: Any) -> float | None:
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0.0 < rate <= 1.0:
         return None
     return float(rate)
-
-
-def sampler_of(data_loader: Any) -> Any:
-    """What draws the batches of a loader, behind what splits them for memory."""
-    return _behind_splitting(getattr(data_loader, "batch_sampler", None))
 
 
 def _behind_splitting(sampler: Any) -> Any:
@@ -465,6 +475,15 @@ def _differs(rate: float, accounted: float | None) -> tuple[str, ...]:
 def counted_steps(accountant: Any) -> int | None:
     """Steps that an accountant has counted in all; None without an accountant."""
     return None if accountant is None else sum(steps for _, _, steps in history_of(accountant))
+
+
+def not_of_one_step(run: TrainingRun, wanted: str, found: str) -> RecordingError:
+    """The refusal to resume with a model or an accountant of another step than the audit's."""
+    return RecordingError(
+        f"Expected {wanted}, after {run.count.recorded:,} observed steps, got {found}. Model, "
+        "accountant and audit are not of the same step: resume from checkpoints written together "
+        "(put audit.state_dict() into the model's file), or start a new audit without this one."
+    )
 
 
 def find_accountant(optimizer: Any, given: Any) -> tuple[Any, float | None]:
@@ -530,7 +549,7 @@ def gradient_noise_multiplier(optimizer: Any) -> float:
     return float(getattr(optimizer, "_adjusted_noise_multiplier", optimizer.noise_multiplier))
 
 
-def tensor_names(
+def _tensor_names(
     optimizer: Any, parameters: list[nn.Parameter], model: nn.Module | None
 ) -> tuple[str, ...]:
     """Names like ``0:fc.weight(64, 784)``; without a model, or a name, the index and the shape."""
@@ -546,7 +565,7 @@ def tensor_names(
     )
 
 
-def check_model(model: nn.Module | None, parameters: Sequence[nn.Parameter]) -> None:
+def _check_model(model: nn.Module | None, parameters: Sequence[nn.Parameter]) -> None:
     """Refuse a model that has none of the parameters that the optimizer trains."""
     if model is None:
         return
@@ -575,7 +594,7 @@ def check_folder(name: str, path: str | os.PathLike[str] | None) -> None:
         ) from error
 
 
-def warn_of_loader(sampling: Sampling) -> None:
+def _warn_of_loader(sampling: Sampling) -> None:
     """Warn of a loader that does not draw as the accountant assumes."""
     if sampling.poisson is not False or sampling.rate == 1.0:
         return
@@ -584,24 +603,6 @@ def warn_of_loader(sampling: Sampling) -> None:
         "assumes: it may be the one that was passed to make_private. Train on, and pass here, the "
         "loader that make_private returned (poisson_sampling=True); for another sampling scheme "
         "give sampling=.",
-        AskGaussWarning,
-        stacklevel=3,
-    )
-
-
-def warn_of_few_canaries(
-    present: int, *, sampling_rate: float, noise_multiplier: float, planned_steps: int | None
-) -> None:
-    """Warn of a number of canaries that the planned steps are too few for."""
-    if planned_steps is None or noise_multiplier <= 0.0:
-        return
-    needed = present_needed(sampling_rate, noise_multiplier, planned_steps)
-    # A third of what is advised has a power of about one half.
-    if present >= math.ceil(needed / 3):
-        return
-    warnings.warn(
-        f"{present:,} inserted canaries are too few for a verdict after {planned_steps:,} steps: "
-        f"about {needed:,} are needed. Pass present={needed}, or leave the number to the audit.",
         AskGaussWarning,
         stacklevel=3,
     )

@@ -14,12 +14,15 @@ from torch import Tensor, nn
 
 from askgauss.checks.registry import made
 from askgauss.checks.step_invariants import loaded_state, moved_by_the_release
-from askgauss.exceptions import RecordingError
 from askgauss.integrations.attachment import Attachment
-from askgauss.integrations.opacus.coordinate_access import CanaryCoordinates
-from askgauss.integrations.opacus.moments import Observer, PrivateStep, StepCount
-from askgauss.integrations.opacus.ranks import local
-from askgauss.integrations.opacus.run_description import TrainingRun, counted_steps
+from askgauss.integrations.opacus.private_step import Observer, PrivateStep
+from askgauss.integrations.opacus.ranks import CanaryCoordinates, local
+from askgauss.integrations.opacus.run_description import (
+    TrainingRun,
+    counted_steps,
+    gradients,
+    not_of_one_step,
+)
 from askgauss.monitor import Monitor
 from askgauss.recording.facts import WeightFacts
 from askgauss.recording.transcript import Transcript
@@ -45,6 +48,8 @@ _ELEMENTWISE = (
 # States that are remembered, and how far the last bits may put two of them apart.
 _MOST_KNOWN = 4096
 _STATE_OFF = 1e-4
+# Where the digest of a state would stand that nothing explains.
+_UNEXPLAINED = "unexplained"
 # Entries of a parameter that are compared to tell whether it moved.
 _SAMPLED = 1024
 # What a foreign class may keep beside its groups and state, if it is to be copied safely.
@@ -52,19 +57,6 @@ _PLAIN = (int, float, str, bool, type(None))
 _BASE = frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)))
 # What a scheduler hangs on the optimizer it steps.
 _SCHEDULED = frozenset({"step", "_opt_called", "_step_count"})
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A step that is over, and not compared yet: its numbers may still be on their way."""
-
-    step: int
-    before: Tensor
-    after: Tensor
-    expected: Tensor
-    read: Tensor
-    applied: Tensor
-    loaded: bool
 
 
 @dataclass(slots=True)
@@ -84,7 +76,7 @@ class ShadowState:
     Attributes:
         moves: What was seen so far.
         optimizer: A digest of the real optimizer's state at the followed places; empty where it is
-            not read.
+            not read, and that of no state where the releases do not explain it.
     """
 
     moves: WeightFacts
@@ -107,17 +99,14 @@ class Shadow(Observer):
     Args:
         run: The training.
         places: The coordinates.
-        count: Steps so far.
         declare: How the user declares postprocessing, for what is advised.
     """
 
     key = "shadow"
     state_type = ShadowState
 
-    def __init__(
-        self, run: TrainingRun, places: CanaryCoordinates, count: StepCount, declare: str
-    ) -> None:
-        self._run, self._count, self._declare = run, count, declare
+    def __init__(self, run: TrainingRun, places: CanaryCoordinates, declare: str) -> None:
+        self._run, self._count, self._declare = run, run.count, declare
         self._optimizer = optimizer = run.optimizer.original_optimizer
         self._parameters = run.parameters
         self._places = places
@@ -150,7 +139,9 @@ class Shadow(Observer):
         # Which of the followed weights ever moved, and which ever had a gradient of a record.
         self._moved: Tensor | None = None
         self._reached: Tensor | None = None
-        self._pending: _Pending | None = None
+        # A step that is over and not compared yet, since its numbers may still be on their way: its
+        # number, whether a state was loaded before it, and the tensors of a `WeightMove`.
+        self._pending: tuple[int, bool, dict[str, Tensor]] | None = None
         # Whether the optimizer's state must be a known one as its next step begins; and the digests
         # of those it had whenever it was saved, the oldest first.
         self._doubted = self._loaded = False
@@ -194,8 +185,34 @@ class Shadow(Observer):
 
         Ranks that share parameters out could only read the optimizer's state together, and do not.
         """
-        kept = self._kept()
-        return ShadowState(moves=self._found(), optimizer="" if kept is None else _digest(kept))
+        return ShadowState(moves=self._found_at_save(), optimizer=self._digest_at_save())
+
+    def _found_at_save(self) -> WeightFacts:
+        """What was seen so far, and whether weights have changed since the last step.
+
+        Who resumes from here has those weights. This run may still restore them before its next
+        step, as where averaged weights are saved in between, and is looked at then.
+        """
+        found, after = self._found(), self._after
+        if after is None or self._places.collective or self._trained_elsewhere():
+            return found
+        now = _host(self._places.read(self._parameters))
+        return self._comparison.changed(_host(after), now, self._count.recorded + 1)
+
+    def _trained_elsewhere(self) -> bool:
+        """Whether steps were taken since the audit was left.
+
+        They have moved the weights. Without any, weights must be as they were then.
+        """
+        return self._left_at is not None and self._left_at != counted_steps(self._run.accountant)
+
+    def _digest_at_save(self) -> str:
+        """A digest of the optimizer's state, which no state has where nothing explains it."""
+        found = self._kept()
+        if found is None:
+            return ""
+        trusted = self._twin is None and not self._doubted
+        return _digest(found) if trusted or self._explained(found) else _UNEXPLAINED
 
     def load(self, state: ShadowState, arrays: Mapping[str, Any], steps: int) -> None:
         """Resume."""
@@ -215,13 +232,10 @@ class Shadow(Observer):
     def attach(self, attachment: Attachment) -> None:
         """Begin to follow."""
         self._forget()
-        # Steps that were taken since the audit was left have moved the weights. Without any, they
-        # must be as they were then.
-        elsewhere = self._left_at is not None and self._left_at != counted_steps(
-            self._run.accountant
-        )
+        elsewhere = self._trained_elsewhere()
         if elsewhere:
             self._after = None
+        self._left_at = None
         # What was loaded since then is looked at; what was trained elsewhere is not known here.
         self._doubted = self._doubted or (self._comparison.begun and not elsewhere)
         optimizer = self._optimizer
@@ -240,8 +254,9 @@ class Shadow(Observer):
         """
         self._judge()
         if self._after is not None and not self._places.collective:
-            now = self._places.read(self._parameters)
-            self._comparison.between(_host(self._after), _host(now), self._count.recorded + 1)
+            before, self._after = self._after, self._places.read(self._parameters)
+            step = self._count.recorded + 1
+            self._comparison.between(_host(before), _host(self._after), step)
 
     def _forget(self) -> None:
         """Take the optimizer's state anew from the run when its next step begins.
@@ -260,6 +275,8 @@ class Shadow(Observer):
     def _leave(self) -> None:
         self._left_at = counted_steps(self._run.accountant)
         self._saved()
+        found = self._kept() if self._twin is not None else None
+        self._doubted = self._doubted or (found is not None and not self._explained(found))
         self._forget()
 
     def _know(self, state: str) -> None:
@@ -267,12 +284,15 @@ class Shadow(Observer):
         if len(self._known) > _MOST_KNOWN:
             del self._known[next(iter(self._known))]
 
+    def _explained(self, state: dict[str, Tensor]) -> bool:
+        """Whether releases led to this state, or this run had it when it was saved."""
+        own = self._twin is not None and _near(_state(self._parts), state)
+        return own or _digest(state) in self._known
+
     def _look_at_state(self) -> None:
         """A state was loaded: take it over where it is known, and say so where it is not."""
         self._doubted, found = False, self._kept()
-        explained = not found or not self._comparison.begun or _digest(found) in self._known
-        own = self._twin is not None and found and _near(_state(self._parts), found)
-        if explained or own:
+        if not found or not self._comparison.begun or self._explained(found):
             self._twin = None
             return
         # The twin continues with what was released for one more step, to measure the difference.
@@ -361,26 +381,20 @@ class Shadow(Observer):
         if not loaded and self._equal(expected, self._after):
             self._comparison.moved_alike()
             return
-        self._pending = _Pending(
-            step=self._count.recorded,
-            before=before,
-            after=self._after,
-            expected=expected,
-            read=read,
-            applied=self._applied(),
-            loaded=loaded,
+        self._pending = (
+            self._count.recorded,
+            loaded,
+            {
+                "before": before,
+                "after": self._after,
+                "expected": expected,
+                "read": read,
+                # As it stands after the step.
+                "applied": self._places.read(gradients(self._parameters)),
+            },
         )
         if loaded:
             self._twin = None
-
-    def _applied(self) -> Tensor:
-        """The gradient as it stands after the step."""
-        return self._places.read(
-            [
-                torch.zeros_like(item) if item.grad is None else item.grad
-                for item in self._parameters
-            ]
-        )
 
     def _step_twin(self, before: Tensor, read: Tensor) -> None:
         assert self._twin is not None
@@ -403,16 +417,11 @@ class Shadow(Observer):
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        move = WeightMove(
-            before=_host(pending.before),
-            after=_host(pending.after),
-            expected=_host(pending.expected),
-            read=_host(pending.read),
-            applied=_host(pending.applied),
-        )
-        if pending.loaded:
+        step, loaded, tensors = pending
+        move = WeightMove(**{name: _host(value) for name, value in tensors.items()})
+        if loaded:
             self._comparison.loaded_move(move)
-        elif not self._comparison.move(move, pending.step):
+        elif not self._comparison.move(move, step):
             # Its state may be another one now: go on from the real one's.
             self._twin = None
 
@@ -464,25 +473,23 @@ class ResumedWeights(Observer):
     """Whether a run that is resumed continues with the weights of its checkpoint.
 
     Args:
+        run: The training.
         places: The coordinates at which they are compared; None for none.
-        weights: The weights.
-        count: Steps so far.
     """
 
     key = "weights"
     state_type = str
 
-    def __init__(
-        self, places: CanaryCoordinates | None, weights: Sequence[Tensor], count: StepCount
-    ) -> None:
-        self._places, self._weights, self._count = places, weights, count
+    def __init__(self, run: TrainingRun, places: CanaryCoordinates | None) -> None:
+        self._run, self._places = run, places
         self._expected = ""
 
     def state(self) -> str:
         """A short digest of the weights; empty where they are not read."""
         if self._places is None:
             return ""
-        return hashlib.sha256(_host(self._places.read(self._weights)).tobytes()).hexdigest()[:32]
+        weights = _host(self._places.read(self._run.parameters))
+        return hashlib.sha256(weights.tobytes()).hexdigest()[:32]
 
     def load(self, state: str, arrays: Mapping[str, Any], steps: int) -> None:
         """Compare with these before the next step."""
@@ -493,13 +500,8 @@ class ResumedWeights(Observer):
         if not started or not self._expected:
             return
         if self._expected != self.state():
-            raise RecordingError(
-                f"Expected the weights that the audit's checkpoint was written with, after "
-                f"{self._count.recorded:,} "
-                "observed steps, got others. Model and audit are not of the same step: go on from "
-                "a pair of checkpoints written together (put audit.state_dict() into the model's "
-                "file), or start a new audit without this checkpoint."
-            )
+            wanted = "the weights that the audit's checkpoint was written with"
+            raise not_of_one_step(self._run, wanted, "others")
         self._expected = ""
 
 
