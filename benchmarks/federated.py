@@ -13,8 +13,8 @@ from scipy.special import ndtri
 
 import askgauss as ag
 from askgauss.federated import AuditedAggregator, Server, simulate_federated
-from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.plans import TreePlan
+from askgauss.mechanisms.strategies import BandedStrategy
 from askgauss.sampling import EveryStep
 
 ROUNDS, DELTA, RUNS = 100, 1e-5, 20

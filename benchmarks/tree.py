@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from askgauss.mechanisms.buffered import BufferedToeplitz
-from askgauss.mechanisms.noise_streams import NoiseStream
-from askgauss.mechanisms.tree import Estimator, TreeNoise, numpy_draw
+from askgauss.mechanisms.strategies import BufferedToeplitz
+from askgauss.mechanisms.strategy import NoiseStream, numpy_draw
+from askgauss.mechanisms.tree import Estimator, TreeNoise
 
 PARAMETERS = 1_000_000
 BLOCK = 16

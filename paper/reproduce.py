@@ -22,8 +22,7 @@ from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.files import atomic, codec
 from askgauss.files.run_folder import RunFolder
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from paper import data
 from paper.heads_plan import DpsgdHead, DpsgdPlan, Head, TreeRunPlan
 from paper.progress import Report, stages

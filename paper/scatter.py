@@ -22,7 +22,7 @@ from torch import Tensor
 from askgauss import _validate
 from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.files import atomic, codec
-from askgauss.files.lock import locked
+from askgauss.files.atomic import locked
 from paper import data
 
 __all__ = ["ScatterFeatures", "features", "group_normalise", "transform"]

@@ -24,9 +24,11 @@ from askgauss import _validate
 from askgauss.canaries import DiracCanaries, Stream
 from askgauss.files.run_folder import RunFolder
 from askgauss.mechanisms import tree
+from askgauss.mechanisms.decorrelate import NodeSums, released_nodes
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.recording.linear_recorder import LinearRecorder, NodeSums, released_nodes
-from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.mechanisms.strategy import numpy_draw
+from askgauss.recording.linear_recorder import LinearRecorder
+from askgauss.recording.transcript import LinearTranscript
 from askgauss.scores import CanaryScores, ScoreMetadata
 from paper.heads_plan import Head, TreeRunPlan, canary_seed, generator
 from paper.linear_heads import Heads, HeadsShape
@@ -45,7 +47,7 @@ class _Noisy:
     def __init__(self, head: Head, plan: TreeRunPlan, shape: HeadsShape) -> None:
         self._head, self._plan = head, plan
         self._clean = np.zeros(shape.parameters)
-        draw = tree.numpy_draw(
+        draw = numpy_draw(
             generator(plan.seed, Stream.NOISE, head.label),
             shape.parameters,
             scale=head.noise_multiplier * plan.clip_norm,

@@ -11,8 +11,8 @@ import numpy as np
 
 import askgauss as ag
 from askgauss.exceptions import RecordingError
-from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.plans import TreePlan
+from askgauss.mechanisms.strategies import BandedStrategy
 from askgauss.sampling import CyclicPoisson
 
 CANARIES = ag.DiracCanaries(present=20, absent=20, dimension=100, seed=0)

@@ -241,10 +241,10 @@ def test_sums_that_no_run_has_are_read_and_not_verified(name, change, message, t
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("skipped_steps", 10**10, "facts.skipped_steps <= 10,000,000, got 1e"),
-        ("skipped_steps", 1 << 63, "facts.skipped_steps <= "),
-        ("skipped_steps", 10**30, "facts.skipped_steps <= "),
-        ("unnoised_steps", 10**30, "facts.unnoised_steps <= "),
+        ("skipped_steps", 10**10, r"facts.skipped_steps in \[0, 1e\+07\], got 1e"),
+        ("skipped_steps", 1 << 63, "facts.skipped_steps in"),
+        ("skipped_steps", 10**30, "facts.skipped_steps in"),
+        ("unnoised_steps", 10**30, "facts.unnoised_steps in"),
         ("noise_multiplier", 1e200, "facts.noise_multiplier 0 or in"),
         ("scheme", {"scheme": "min-separation", "rate": 0.1, "separation": 1 << 62}, "separation"),
         ("scheme", {"scheme": "cyclic-poisson", "rate": 0.1, "cycle": 10**10}, "cycle"),

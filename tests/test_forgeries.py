@@ -504,17 +504,20 @@ def _(files):
     return files.promise(statement(files), nonce="")
 
 
-@forgery("nothing is committed to", says="its statement lacks claim, coins, form, seed")
+@forgery("nothing is committed to", says="its statement cannot be read")
 def _(files):
     return claiming(files, LOOSER).promise("{}")
 
 
-@forgery("an empty claim is committed to", says="its claim lacks")
+@forgery("an empty claim is committed to", says="cannot be read: Cannot read statement.claim")
 def _(files):
     return claiming(files, LOOSER).promise(statement(files, claim={}))
 
 
-@forgery("a claim without epsilon is committed to", says="its claim lacks epsilon")
+@forgery(
+    "a claim without epsilon is committed to",
+    says="missing 1 required keyword-only argument: 'epsilon'",
+)
 def _(files):
     claim = codec.to_plain(LOOSER)
     del claim["epsilon"]
@@ -556,7 +559,7 @@ def _(files):
     return files.promise(promise.statement)
 
 
-@forgery("membership is left out", says="its statement lacks coins")
+@forgery("membership is left out", says="missing 1 required keyword-only argument: 'coins'")
 def _(files):
     content = json.loads(statement(files))
     del content["coins"]

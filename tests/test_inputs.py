@@ -26,7 +26,7 @@ from askgauss.exceptions import (
 from askgauss.files import codec
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.recording.inputs import load_audit_input
-from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.transcript import LinearTranscript
 from askgauss.simulation import simulate_dpftrl
 
 

@@ -18,13 +18,11 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.mechanisms.banded import BandedStrategy
-from askgauss.mechanisms.buffered import BufferedToeplitz
 from askgauss.mechanisms.matrix import MatrixMechanism
-from askgauss.mechanisms.noise_streams import numpy_draw
 from askgauss.mechanisms.plans import StrategyPlan
-from askgauss.mechanisms.strategy import Strategy
-from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.mechanisms.strategies import BandedStrategy, BufferedToeplitz
+from askgauss.mechanisms.strategy import Strategy, numpy_draw
+from askgauss.recording.transcript import LinearTranscript
 from askgauss.results import Status, Verdict
 
 STEPS = 32
@@ -215,7 +213,7 @@ class TestFiles:
         recorder = recorded(STRATEGIES["banded"], steps=5)
         state = recorder.state_dict()
         state["state"] |= {"step": 3}
-        with pytest.raises(FileFormatError, match="3 steps, got 5"):
+        with pytest.raises(FileFormatError, match="rows of 3 steps in the checkpoint, got 5"):
             recorder.load_state_dict(state)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from askgauss.exceptions import RecordingError
-from askgauss.files import lock as locks
+from askgauss.files import atomic as locks
 from askgauss.files.checkpoint import CheckpointFiles
 from askgauss.recording.inputs import load_audit_input
 from tests.live_worker import make, obey

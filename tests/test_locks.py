@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from askgauss.files.lock import RunFolderBusyError, locked
+from askgauss.files.atomic import RunFolderBusyError, locked
 
 HOLD = (
-    "import sys\nfrom askgauss.files.lock import locked\n"
+    "import sys\nfrom askgauss.files.atomic import locked\n"
     "with locked(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()"
 )
 

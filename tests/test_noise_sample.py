@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from askgauss.exceptions import FileFormatError
-from askgauss.recording.facts import ReuseFacts
-from askgauss.recording.facts.noise_sample import NoiseSample
+from askgauss.files import codec
+from askgauss.recording.noise_sample import NoiseSample, ReuseFacts
 
 SIZE, STEPS = 4096, 64
 
@@ -138,11 +138,11 @@ def test_a_sample_can_be_resumed():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"values": -1}, {"share": 1.5}, {"moved": 2}, {"first": (1, 2)}, {"uneven": -1.0}]
+    "changes", [{"values": -1}, {"share": 1.5}, {"first": (1, 2)}, {"uneven": -1.0}]
 )
 def test_facts_that_no_run_has_are_refused(changes):
     with pytest.raises(FileFormatError, match=r"facts\.reuse"):
-        ReuseFacts(**changes).check()
+        codec.from_plain(ReuseFacts, codec.to_plain(ReuseFacts(**changes)), "facts.reuse")
 
 
 def test_the_largest_table_that_is_found_is_said():

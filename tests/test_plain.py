@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from askgauss import PrivacyClaim
 from askgauss.exceptions import FileFormatError
 from askgauss.files import codec
-from askgauss.recording.facts.run_facts import RunFacts
+from askgauss.recording.facts import RunFacts
 from askgauss.scores import ScoreMetadata
 
 
@@ -77,7 +77,7 @@ def test_values_come_back(value):
     "value",
     [
         RunFacts(),
-        RunFacts(sampling_rate=0.1, noise_multiplier=math.inf, tensors=("a", "b"), seed=2**80),
+        RunFacts(sampling_rate=0.1, accounted_epsilon=math.inf, tensors=("a", "b"), seed=2**80),
         ScoreMetadata(steps=3, background="known", fair_coins=False),
         PrivacyClaim(epsilon=8.0, delta=1e-5),
     ],

@@ -22,10 +22,10 @@ from scipy.special import ndtri, stdtrit
 import askgauss as ag
 from askgauss.checks import diagnose
 from askgauss.checks.tails import Spread
-from askgauss.mechanisms import tree
-from askgauss.mechanisms.banded import BandedStrategy
+from askgauss.mechanisms.strategies import BandedStrategy
+from askgauss.mechanisms.strategy import numpy_draw
 from askgauss.publish.disclosure import published
-from askgauss.recording.facts.run_facts import SeedProbe
+from askgauss.recording.facts import SeedProbe
 from askgauss.results import Status
 from askgauss.stats.rounding import (
     round_cosine,
@@ -85,7 +85,7 @@ def dpftrl(seed):
     strategy = BandedStrategy.toeplitz([0.8], 1)
     canaries = ag.DiracCanaries(present=3, absent=60, dimension=3000, seed=10**9 + seed)
     recorder = ag.LinearRecorder(canaries, strategy, noise_multiplier=2.0)
-    noise = strategy.stream(tree.numpy_draw(generator, 3000, scale=2.0))
+    noise = strategy.stream(numpy_draw(generator, 3000, scale=2.0))
     total = np.zeros(3000)
     canaries.plant(total, recorder.sample(), clip_norm=1.0)
     released = total + noise.next()

@@ -13,12 +13,11 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.mechanisms.banded import BandedStrategy
-from askgauss.mechanisms.buffered import BufferedToeplitz
 from askgauss.mechanisms.matrix import MatrixMechanism
+from askgauss.mechanisms.strategies import BandedStrategy, BufferedToeplitz
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.recording.inputs import load_audit_input
-from askgauss.recording.sampled_recorder import SampledRecorder
+from askgauss.recording.linear_recorder import SampledRecorder
 from askgauss.results import Status, Verdict
 from askgauss.sampling import CyclicPoisson, EveryStep, Poisson, Shuffled
 

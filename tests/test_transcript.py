@@ -16,7 +16,7 @@ from askgauss.exceptions import (
     ScoresError,
 )
 from askgauss.files import archive
-from askgauss.recording.facts.run_facts import RunFacts
+from askgauss.recording.facts import RunFacts
 from askgauss.recording.transcript import CanarySums, StepSums
 from askgauss.sampling import (
     BallsInBins,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import askgauss as ag
 from askgauss import accounting
 from askgauss.federated import simulate_federated
-from askgauss.mechanisms.banded import BandedStrategy
+from askgauss.mechanisms.strategies import BandedStrategy
 from askgauss.results import AuditResult, Verdict
 from askgauss.sampling import CyclicPoisson, EveryStep, Poisson
 from benchmarks.loops import DELTA, Leak, Outcome, Run

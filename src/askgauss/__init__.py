@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from askgauss.mechanism_audit import audit_mechanism as audit_mechanism
     from askgauss.monitor import Monitor as Monitor
     from askgauss.recording.linear_recorder import LinearRecorder as LinearRecorder
-    from askgauss.recording.linear_transcript import LinearTranscript as LinearTranscript
+    from askgauss.recording.transcript import LinearTranscript as LinearTranscript
     from askgauss.recording.recorder import Recorder as Recorder
     from askgauss.recording.transcript import Transcript as Transcript
     from askgauss.replay import replay as replay
@@ -88,9 +88,8 @@ _NAMES_OF = {
     "askgauss.mechanism_audit": ("audit_mechanism",),
     "askgauss.monitor": ("Monitor",),
     "askgauss.recording.linear_recorder": ("LinearRecorder",),
-    "askgauss.recording.linear_transcript": ("LinearTranscript",),
     "askgauss.recording.recorder": ("Recorder",),
-    "askgauss.recording.transcript": ("Transcript",),
+    "askgauss.recording.transcript": ("LinearTranscript", "Transcript"),
     "askgauss.replay": ("replay",),
     "askgauss.results": ("Assumption", "AuditResult", "Finding", "Verdict"),
     "askgauss.scores": ("CanaryScores",),

@@ -44,8 +44,7 @@ from askgauss.scores import check_audit_data
 if TYPE_CHECKING:
     from askgauss.monitor import Monitor
     from askgauss.recording.inputs import AuditInput
-    from askgauss.recording.linear_transcript import LinearTranscript
-    from askgauss.recording.transcript import Transcript
+    from askgauss.recording.transcript import LinearTranscript, Transcript
 
 __all__ = ["AuditedRun", "audit", "audited", "with_findings"]
 

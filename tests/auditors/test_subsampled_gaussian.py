@@ -11,7 +11,7 @@ import askgauss as ag
 from askgauss import accounting
 from askgauss.auditors.subsampled_gaussian import StepEvidence, Stratum
 from askgauss.exceptions import ScoresError, UnsupportedError
-from askgauss.recording.facts.run_facts import RunFacts
+from askgauss.recording.facts import RunFacts
 from askgauss.results import Status
 from askgauss.sampling import Poisson
 from askgauss.scores import GroupMoments

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import askgauss as ag
-from askgauss.mechanisms.banded import BandedStrategy
+from askgauss.mechanisms.strategies import BandedStrategy
 from askgauss.recording.transcript import Transcript
 from askgauss.sampling import CyclicPoisson
 

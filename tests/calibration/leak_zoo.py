@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import askgauss as ag
 from askgauss import accounting
-from askgauss.mechanisms.decorrelate.tree_pieces import NodeSums, released_nodes
+from askgauss.mechanisms.decorrelate import NodeSums, released_nodes
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.scores import CanaryScores
 

@@ -9,6 +9,7 @@ import pytest
 import askgauss as ag
 from askgauss import accounting
 from askgauss.exceptions import FileFormatError
+from askgauss.files import codec
 from askgauss.recording.facts import ClipCountFacts
 from askgauss.results import Consequence, Status
 
@@ -95,11 +96,10 @@ def test_too_few_counts_are_not_judged():
     assert finding.status is Status.NOT_RUN
 
 
-@pytest.mark.parametrize("wrong", [{"read": 101}, {"square": -1.0}])
-def test_facts_of_no_run_are_refused(wrong):
-    facts = ClipCountFacts(releases=STEPS, shown=1)
-    with pytest.raises(FileFormatError):
-        replace(facts, **wrong).check()
+def test_facts_of_no_run_are_refused():
+    wrong = codec.to_plain(ClipCountFacts(releases=STEPS, square=-1.0))
+    with pytest.raises(FileFormatError, match="square"):
+        codec.from_plain(ClipCountFacts, wrong, "facts.clip_count")
 
 
 def test_steps_that_differ_are_composed_in_what_was_accounted():

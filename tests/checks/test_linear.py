@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import askgauss as ag
+from askgauss.mechanisms.decorrelate import released_nodes
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.recording.linear_recorder import LinearRecorder, released_nodes
+from askgauss.recording.linear_recorder import LinearRecorder
 from askgauss.results import Status
 from askgauss.simulation import simulate_dpftrl
 from askgauss.simulation.simulated_runs import node_noise, run_tree

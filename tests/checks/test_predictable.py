@@ -9,7 +9,7 @@ import pytest
 
 import askgauss as ag
 from askgauss.checks.noise_reuse import likely_seeds, numpy_candidates, try_seeds
-from askgauss.recording.facts.run_facts import SeedProbe
+from askgauss.recording.facts import SeedProbe
 from askgauss.recording.transcript import Transcript
 
 PLACES = np.random.default_rng(5).permutation(500)[:40]

@@ -13,8 +13,9 @@ import askgauss as ag
 from askgauss.checks.correlation import node_correlations
 from askgauss.checks.tails import oddest_variance
 from askgauss.mechanisms import tree
-from askgauss.mechanisms.decorrelate.tree_pieces import released_nodes
+from askgauss.mechanisms.decorrelate import released_nodes
 from askgauss.mechanisms.plans import TreePlan
+from askgauss.mechanisms.strategy import numpy_draw
 from askgauss.recording.linear_recorder import LinearRecorder
 from askgauss.results import Status
 from askgauss.simulation import simulate_dpftrl
@@ -188,9 +189,7 @@ def test_records_that_count_twice_are_seen():
     plan = TreePlan(steps=16, release="prefixes", estimator="honaker")
     sigma = TreePlan(steps=16).noise_multiplier(epsilon=4.0, delta=1e-5)
     recorder = LinearRecorder(canaries, plan, noise_multiplier=sigma)
-    noise = tree.TreeNoise(
-        tree.numpy_draw(np.random.default_rng(1), 400), steps=16, estimator="honaker"
-    )
+    noise = tree.TreeNoise(numpy_draw(np.random.default_rng(1), 400), steps=16, estimator="honaker")
     clean = np.zeros(400)
     for _ in range(16):
         canaries.plant(clean, recorder.sample(), clip_norm=2.0)

@@ -19,25 +19,24 @@ from askgauss.checks.gate import apply_gate, correlated_checks, transcript_check
 from askgauss.checks.registry import SUSPICIOUS, judged, made, registered
 from askgauss.checks.score_shape import score_checks
 from askgauss.figures.summary import RunSummary, tables_of
-from askgauss.mechanisms.banded import BandedStrategy
+from askgauss.mechanisms.strategies import BandedStrategy
 from askgauss.recording.commitment import commit
 from askgauss.recording.facts import (
     ClipCountFacts,
     GainFacts,
     HonestFacts,
     MixingFacts,
-    NoiseRowFacts,
     ParticipationFacts,
     ProbeFacts,
     ProbeReading,
-    ReuseFacts,
     RoundFacts,
     RowFacts,
+    SeedProbe,
     SettingFacts,
     StepFacts,
     WeightFacts,
 )
-from askgauss.recording.facts.run_facts import SeedProbe
+from askgauss.recording.noise_sample import NoiseRowFacts, ReuseFacts
 from askgauss.results import Consequence, Status, Verdict
 from askgauss.sampling import (
     CyclicPoisson,

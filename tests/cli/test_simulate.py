@@ -10,7 +10,7 @@ import pytest
 
 import askgauss as ag
 from askgauss import power
-from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.transcript import LinearTranscript
 from tests.cli.conftest import ENVIRONMENT, PROGRAM
 
 CLAIM = ("--epsilon", "8", "--delta", "1e-5")

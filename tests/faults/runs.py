@@ -10,8 +10,7 @@ from askgauss.auditing import audit
 from askgauss.checks.gate import leading, ordered
 from askgauss.claims import PrivacyClaim
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.results import AuditResult, Status
 from askgauss.simulation import (
     Fault,

@@ -22,8 +22,7 @@ from askgauss._text import number
 from askgauss.auditing import audit
 from askgauss.auditors import GaussianEllipsoid
 from askgauss.exceptions import AskGaussError
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.simulation import FAULTS, INVISIBLE, TREE_FAULTS, Fault, TreeFault
 from tests.calibration import gate
 from tests.faults import runs

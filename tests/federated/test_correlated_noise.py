@@ -8,11 +8,11 @@ import pytest
 import askgauss as ag
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, UnsupportedError
 from askgauss.federated import AuditedAggregator, Server, simulate_federated
-from askgauss.mechanisms.banded import BandedStrategy
-from askgauss.mechanisms.decorrelate.strategy_rows import moved_by
+from askgauss.mechanisms.decorrelate import moved_by
 from askgauss.mechanisms.matrix import MatrixMechanism
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.mechanisms.strategies import BandedStrategy
+from askgauss.recording.transcript import LinearTranscript
 from askgauss.results import Status, Verdict
 
 ROUNDS, EPSILON, DELTA = 64, 8.0, 1e-5
@@ -113,9 +113,9 @@ def test_a_state_that_is_refused_leaves_the_audit_as_it_was():
     for _ in range(2):
         further([np.zeros(100)])
     state = further.state_dict()
-    del state["released"]
+    del state["prefix"]
     fresh = made()
-    with pytest.raises(FileFormatError, match="released"):
+    with pytest.raises(FileFormatError, match="prefix"):
         fresh.load_state_dict(state)
     assert fresh.rounds == 0
     fresh([np.zeros(100)])

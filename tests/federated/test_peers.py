@@ -10,7 +10,7 @@ import pytest
 import askgauss as ag
 from askgauss.exceptions import NotDefinedError
 from askgauss.federated import AuditedAggregator, Server
-from askgauss.federated.peer_estimates import threshold_epsilon
+from askgauss.federated.readings import threshold_epsilon
 from askgauss.sampling import EveryStep, Shuffled
 
 ROUNDS, NOISE, DIMENSION, DELTA = 25, 4.0, 4000, 1e-5

@@ -20,12 +20,12 @@ import askgauss as ag
 from askgauss.exceptions import RecordingError
 from askgauss.files import archive, atomic, codec
 from askgauss.files.run_folder import RunFolder, RunRecord
-from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.mechanisms.tree import TreeNoise, numpy_draw
+from askgauss.mechanisms.strategies import BandedStrategy
+from askgauss.mechanisms.strategy import numpy_draw
+from askgauss.mechanisms.tree import TreeNoise
 from askgauss.recording.inputs import load_audit_input
-from askgauss.recording.linear_recorder import LinearRecorder
-from askgauss.recording.sampled_recorder import SampledRecorder
+from askgauss.recording.linear_recorder import LinearRecorder, SampledRecorder
 from askgauss.recording.step_store import StepStore
 from askgauss.sampling import CyclicPoisson
 from paper import data, formats, sweep
@@ -96,7 +96,7 @@ def said(data_: Any) -> Any:
         )
     if isinstance(data_, ag.Transcript):
         return plain({**data_.arrays(), "facts": data_.facts})
-    return plain({**data_._arrays(), "facts": data_.facts, "plan": data_.plan})
+    return plain({**data_.arrays(), "facts": data_.facts, "plan": data_.plan})
 
 
 def audit(found: Any) -> ag.AuditResult:

@@ -26,7 +26,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import askgauss as ag
-from askgauss.files import lock as locks
+from askgauss.files import atomic as locks
 from askgauss.integrations import opacus
 from askgauss.integrations.opacus import batch_stream, canary_audit, exact_steps, ledger
 from askgauss.integrations.opacus.opacus_versions import AdaptiveGhostTensor

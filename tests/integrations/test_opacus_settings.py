@@ -14,8 +14,10 @@ from torch.optim import lr_scheduler
 import askgauss as ag
 from askgauss.checks.step_invariants import recording
 from askgauss.exceptions import AskGaussWarning, FileFormatError
+from askgauss.files import codec
 from askgauss.integrations.opacus import CanaryAudit, Observation
-from askgauss.recording.facts import SettingCourse, SettingFacts
+from askgauss.recording.facts import SettingFacts
+from askgauss.recording.witness import SettingCourse
 from askgauss.results import Status, Verdict
 from tests.integrations.runs import SIZES, make_run
 
@@ -243,8 +245,9 @@ def test_courses():
         np.where(chance.random(200) < 0.5, steps / 200.0, 0.2),
     ):
         assert course(values).erratic
+    wrong = SettingFacts(name="learning rate", turns=-1)
     with pytest.raises(FileFormatError, match="turns"):
-        SettingFacts(name="learning rate", turns=-1).check()
+        codec.from_plain(SettingFacts, codec.to_plain(wrong), "facts.settings")
 
 
 # --- number formats -------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ from torch.utils.data import TensorDataset
 
 import askgauss as ag
 from askgauss.exceptions import FileFormatError
+from askgauss.files import codec
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.integrations.opacus.canary_audit import read_state
 from askgauss.integrations.opacus.shadow import Shadow, acts_elementwise
-from askgauss.recording.facts import WeightFacts
-from askgauss.recording.facts.run_facts import RunFacts
+from askgauss.recording.facts import RunFacts, WeightFacts
 from askgauss.recording.transcript import Transcript
 from askgauss.results import Status, Verdict
 from tests.integrations.runs import CLASSES, FEATURES, RECORDS, SIZES, make_run, observer
@@ -428,10 +428,10 @@ def test_facts_survive_the_file_and_bad_ones_are_refused(tmp_path):
     transcript = audited(make_run()).transcript()
     transcript.save(tmp_path / "t.npz")
     assert Transcript.load(tmp_path / "t.npz").facts.weights == transcript.facts.weights
-    with pytest.raises(FileFormatError, match=r"facts\.weights"):
-        RunFacts(weights=WeightFacts(steps=2, otherwise=3)).check()
-    with pytest.raises(FileFormatError, match="between"):
-        RunFacts(weights=WeightFacts(between=-1)).check()
+    with pytest.raises(FileFormatError, match=r"facts\.weights\.between"):
+        codec.from_plain(
+            RunFacts, codec.to_plain(RunFacts(weights=WeightFacts(between=-1))), "facts"
+        )
 
 
 def test_infinite_gradients_are_no_other_move():

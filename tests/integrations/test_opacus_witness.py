@@ -12,10 +12,10 @@ from torch import nn
 
 import askgauss as ag
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
+from askgauss.files import codec
 from askgauss.integrations.opacus import CanaryAudit, Observation
-from askgauss.recording.facts import StepFacts
-from askgauss.recording.facts.run_facts import RunFacts
-from askgauss.recording.facts.steps import due, resolve
+from askgauss.recording.facts import RunFacts, StepFacts
+from askgauss.recording.witness import due, resolve
 from askgauss.results import Status, Verdict
 from tests.integrations.runs import SIZES, make_run
 
@@ -313,4 +313,4 @@ def test_a_resumed_run_keeps_what_was_found(tmp_path):
     facts = again.transcript().facts.witness
     assert (facts.steps, facts.divided) == (16, 16)
     with pytest.raises(FileFormatError, match=r"facts\.witness"):
-        RunFacts(witness=StepFacts(records=-1)).check()
+        codec.from_plain(RunFacts, codec.to_plain(RunFacts(witness=StepFacts(records=-1))), "facts")

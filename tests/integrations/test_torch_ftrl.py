@@ -206,7 +206,7 @@ def test_scores_are_canaries_and_noise_alone(options):
     expected = transcript.information * transcript.member
     np.testing.assert_allclose(transcript.score, expected, atol=1e-5)
     assert transcript.facts.background == "known"
-    assert transcript.facts.clip_norm == 0.8
+    assert transcript.clip_norm == 0.8
     assert transcript.facts.tensors == ("0.weight", "0.bias", "2.weight", "2.bias")
 
 
@@ -353,7 +353,7 @@ def test_a_resumed_run_ends_in_the_same_bits(options):
         train(resumed, late, range(cut, 8))
         assert torch.equal(weights(resumed), weights(whole))
         if "canaries" in options:
-            one, other = optimizer.transcript()._arrays(), late.transcript()._arrays()
+            one, other = optimizer.transcript().arrays(), late.transcript().arrays()
             assert one.keys() == other.keys()
             for name in one:
                 np.testing.assert_array_equal(one[name], other[name])

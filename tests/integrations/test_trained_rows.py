@@ -16,7 +16,7 @@ import askgauss as ag
 from askgauss.exceptions import AskGaussWarning, InvalidArgumentError
 from askgauss.integrations.opacus import CanaryAudit, Observation
 from askgauss.recording.facts import RowFacts
-from askgauss.recording.facts.rows import rows_over_ranks
+from askgauss.recording.witness import rows_over_ranks
 from askgauss.results import Status, Verdict
 from tests.integrations.runs import CLASSES, FEATURES, RECORDS, make_run
 

@@ -22,9 +22,9 @@ from askgauss.federated import AuditedAggregator
 from askgauss.files import atomic, codec
 from askgauss.files.run_folder import RunFolder
 from askgauss.integrations.opacus import CanaryAudit
-from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.recording.facts.run_facts import RunFacts
+from askgauss.mechanisms.strategies import BandedStrategy
+from askgauss.recording.facts import RunFacts
 from askgauss.recording.inputs import load_audit_input
 from askgauss.recording.step_store import StepStore
 from askgauss.results import Status

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
-from askgauss.mechanisms.buffered import BufferedToeplitz
 from askgauss.mechanisms.matrix import MatrixMechanism
-from askgauss.mechanisms.noise_streams import numpy_draw
+from askgauss.mechanisms.strategies import BufferedToeplitz
+from askgauss.mechanisms.strategy import numpy_draw
 
 STRATEGIES = [
     BufferedToeplitz(decay=[0.9, 0.5], scale=[0.2, 0.3], steps=12),
@@ -39,8 +39,6 @@ def test_everything_is_that_of_the_matrix(strategy):
     noise = strategy.stream(iter_draws(strategy.steps))
     streamed = [noise.next(step) for step in range(strategy.steps)]
     np.testing.assert_allclose(streamed, inverse, atol=1e-12)
-    variance = np.sum((np.tri(strategy.steps) @ inverse) ** 2, axis=1)
-    np.testing.assert_allclose(strategy.prefix_variance(), variance, rtol=1e-12)
 
 
 def iter_draws(size):
@@ -87,11 +85,9 @@ def test_against_jax_privacy():
         theirs = blt.BufferedToeplitz.build(ours.decay, ours.scale)
         coefficients = np.asarray(theirs.toeplitz_coefs(200))
         squared = float(toeplitz.minsep_sensitivity_squared(coefficients, 20, 5, n=200))
-        error = [float(blt.iteration_error(theirs.inverse(), step)) for step in (0, 1, 50, 199)]
         inverse = np.asarray(theirs.inverse().toeplitz_coefs(200))
     np.testing.assert_allclose(ours.coefficients(), coefficients, rtol=1e-12)
     assert ours.sensitivity() ** 2 == pytest.approx(squared, rel=1e-9)
-    np.testing.assert_allclose(ours.prefix_variance()[[0, 1, 50, 199]], error, rtol=1e-9)
     noise = ours.stream(iter_draws(200))
     np.testing.assert_allclose([noise.next()[0] for _ in range(200)], inverse, atol=1e-12)
 

@@ -18,11 +18,10 @@ from askgauss.exceptions import (
     UnsupportedError,
 )
 from askgauss.mechanisms import matrix, tree
-from askgauss.mechanisms.banded import BandedStrategy
-from askgauss.mechanisms.buffered import BufferedToeplitz
 from askgauss.mechanisms.matrix import MatrixMechanism
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.mechanisms.tree import numpy_draw
+from askgauss.mechanisms.strategies import BandedStrategy, BufferedToeplitz
+from askgauss.mechanisms.strategy import numpy_draw
 from askgauss.scores import ScoreMetadata
 
 DECAYING = [1.0, 0.6, 0.3, 0.3, 0.1]
@@ -63,7 +62,6 @@ def test_tree_of_two():
     assert mechanism.strategy.tolist() == [[1, 0], [0, 1], [1, 1]]
     inverse = np.array([[2, -1, 1], [-1, 2, 1]]) / 3
     assert np.allclose(mechanism.decoder, np.tri(2) @ inverse, atol=1e-15)
-    assert np.allclose(mechanism.prefix_variance(), [2 / 3, 2 / 3], atol=1e-15)
 
 
 @pytest.mark.parametrize("estimator", ["plain", "honaker", "full"])
@@ -71,7 +69,6 @@ def test_tree_of_two():
 def test_tree_decoders_are_unbiased(steps, estimator):
     mechanism = MatrixMechanism.tree(steps, estimator=estimator)
     assert np.allclose(mechanism.decoder @ mechanism.strategy, np.tri(steps), atol=1e-12)
-    assert np.allclose(mechanism.prefix_variance(), tree.prefix_variance(steps, estimator))
 
 
 def test_bands():
@@ -330,8 +327,6 @@ def test_stream_is_the_inverse(mechanism):
     noise = mechanism.stream(unit_draws(mechanism.steps))
     weights = np.array([noise.next() for _ in range(mechanism.steps)])
     assert np.allclose(weights, np.linalg.inv(mechanism.strategy), rtol=0, atol=1e-9)
-    variance = np.sum((np.tri(mechanism.steps) @ weights) ** 2, axis=1)
-    assert np.allclose(mechanism.prefix_variance(), variance)
 
 
 def test_stream_memory_is_the_bands():
@@ -405,13 +400,6 @@ def test_stream_refuses_what_it_cannot_keep():
         broken.state_dict()
 
 
-def test_prefix_variance_needs_one_inverse():
-    with pytest.raises(UnsupportedError, match="decoder"):
-        MatrixMechanism.tree(4).prefix_variance()
-    with pytest.raises(InvalidArgumentError, match="singular"):
-        MatrixMechanism(strategy=np.ones((2, 2))).prefix_variance()
-
-
 def test_bad_arguments():
     for call, name in (
         (lambda: MatrixMechanism(strategy=np.zeros(3)), "strategy"),
@@ -449,11 +437,8 @@ def test_banded_from_jax_privacy():
     assert mechanism.bands == 4
     assert np.allclose(np.linalg.norm(mechanism.strategy, axis=0), 1.0)
     theirs = dense.per_query_error(strategy_matrix=mechanism.strategy)
-    assert np.allclose(mechanism.prefix_variance(), theirs, rtol=1e-4)
-    # At sensitivity one each: better than independent noise and than the online tree.
-    honaker = tree.sensitivity(16) ** 2 * tree.prefix_variance(16, "honaker")
-    independent = MatrixMechanism.identity(16).prefix_variance()
-    assert mechanism.prefix_variance().mean() < min(honaker.mean(), independent.mean())
+    # At sensitivity one each: better than independent noise.
+    assert np.mean(theirs) < np.mean(dense.per_query_error(strategy_matrix=np.eye(16)))
     several = replace(mechanism, participations=4, min_separation=4)
     assert several.sensitivity() == pytest.approx(2.0)
 

@@ -19,7 +19,8 @@ from askgauss.exceptions import (
 )
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.mechanisms.tree import TreeNoise, numpy_draw
+from askgauss.mechanisms.strategy import numpy_draw
+from askgauss.mechanisms.tree import TreeNoise
 
 SIZES = [*range(1, 20), 31, 32, 33, 64]
 
@@ -69,8 +70,6 @@ def streamed(steps, estimator, draws=None, **options):
 def test_shape(steps):
     nodes = complete_nodes(steps)
     assert tree.levels(steps) == 1 + max(level for level, _ in nodes)
-    for leaf in range(steps):
-        assert set(tree.ancestors(leaf, steps)) == {n for n in nodes if leaf in leaves_of(n)}
     for count in range(steps + 1):
         parts = [leaves_of(node) for node in tree.prefix_nodes(count)]
         assert sum(map(len, parts)) == count
@@ -79,12 +78,6 @@ def test_shape(steps):
     arrived = [tree.completed_nodes(leaf) for leaf in range(steps)]
     assert sorted(itertools.chain(*arrived)) == nodes
     assert all(max(leaves_of(node)) == leaf for leaf in range(steps) for node in arrived[leaf])
-
-
-def test_node_noise_visits_every_node_once():
-    noise = list(tree.node_noise(UnitDraws(40), steps=13))
-    assert sorted((level, index) for level, index, _ in noise) == complete_nodes(13)
-    assert np.array_equal([vector for *_, vector in noise], np.eye(len(noise), 40))
 
 
 # --- estimators ------------------------------------------------------------------------------
@@ -162,49 +155,21 @@ def test_integer_nodes_are_not_truncated():
     ],
 )
 def test_variance_by_hand(estimator, steps, expected):
-    assert np.allclose(
-        tree.prefix_variance(steps, estimator), np.array(expected, float), atol=1e-14
-    )
+    variance = np.sum(decoder(steps, estimator) ** 2, axis=1)
+    assert np.allclose(variance, np.array(expected, float), atol=1e-14)
 
 
 def test_variance_of_eight_and_of_128():
     expected = [1, 0.6667, 1.6667, 0.5714, 1.5714, 1.2381, 2.2381, 0.5333]
-    assert np.allclose(tree.prefix_variance(8, "honaker"), expected, rtol=0, atol=5e-5)
+    assert np.allclose(np.sum(decoder(8, "honaker") ** 2, axis=1), expected, rtol=0, atol=5e-5)
     for estimator, mean, largest in (
         ("plain", 3.508, 7.0),
         ("honaker", 2.154, 4.299),
         ("full", 0.987, 1.4575),
     ):
-        variance = tree.prefix_variance(128, estimator)
+        variance = np.sum(decoder(128, estimator) ** 2, axis=1)
         assert variance.mean() == pytest.approx(mean, abs=5e-4)
         assert variance.max() == pytest.approx(largest, abs=5e-4)
-
-
-@pytest.mark.parametrize("estimator", ["plain", "honaker", "full"])
-@pytest.mark.parametrize("steps", SIZES)
-def test_variance_is_that_of_the_decoder(steps, estimator):
-    expected = np.sum(decoder(steps, estimator) ** 2, axis=1)
-    assert np.allclose(tree.prefix_variance(steps, estimator), expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("estimator", ["plain", "honaker"])
-@pytest.mark.parametrize("restart_every", [1, 3, 4, 6, 20, 50])
-@pytest.mark.parametrize("completion", [False, True])
-def test_variance_with_restarts_is_that_of_the_stream(estimator, restart_every, completion):
-    options = {"restart_every": restart_every, "completion": completion}
-    expected = np.sum(streamed(20, estimator, **options) ** 2, axis=1)
-    variance = tree.prefix_variance(20, estimator, **options)
-    assert np.allclose(variance, expected, rtol=0, atol=1e-12)
-
-
-def test_full_variance_with_restarts():
-    first, last = decoder(6, "full"), decoder(2, "full")
-    ground = np.sum(first[-1] ** 2)
-    expected = np.append(np.sum(first**2, axis=1), ground + np.sum(last**2, axis=1))
-    variance = tree.prefix_variance(8, "full", restart_every=6)
-    assert np.allclose(variance, expected, rtol=0, atol=1e-12)
-    with pytest.raises(UnsupportedError, match="completion"):
-        tree.prefix_variance(8, "full", restart_every=6, completion=True)
 
 
 # --- streaming -------------------------------------------------------------------------------
@@ -463,8 +428,7 @@ def test_bad_arguments():
         (lambda: TreeNoise(draw, steps=4, restart_every=0), "restart_every"),
         (lambda: TreeNoise(draw, steps=4, completion=True), "completion"),
         (lambda: tree.levels(2.0), "steps"),
-        (lambda: tree.ancestors(4, 4), "leaf"),
-        (lambda: tree.ancestors(-1, 4), "leaf"),
+        (lambda: tree.check_participation([4], steps=4), "leaf"),
         (lambda: tree.prefix_nodes(-1), "count"),
         (lambda: tree.node_sums(np.zeros(0)), "leaves"),
         (lambda: tree.prefixes([np.zeros(4), np.zeros(2)]), "nodes"),
@@ -547,9 +511,7 @@ def test_sensitivity_with_restarts_by_brute_force(steps, **options):
 
 def test_one_participation_is_the_deepest_leaf():
     for steps in range(1, 140):
-        deepest = max(len(tree.ancestors(leaf, steps)) for leaf in range(steps))
-        assert tree.sensitivity(steps) ** 2 == pytest.approx(deepest, abs=1e-9)
-        assert deepest == tree.levels(steps)
+        assert tree.sensitivity(steps) ** 2 == pytest.approx(tree.levels(steps), abs=1e-9)
     assert tree.sensitivity(100, restart_every=10) ** 2 == pytest.approx(4)
     assert tree.sensitivity(100, restart_every=10, completion=True) ** 2 == pytest.approx(5)
     # The last tree is never left, hence never completed.

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
-from askgauss.mechanisms.buffered import BufferedToeplitz
-from askgauss.mechanisms.decorrelate.strategy_rows import (
+from askgauss.mechanisms.decorrelate import (
+    RoundFilter,
     evened,
     full_rounds,
     heaviest_entry,
-    rounds,
     strategy_of,
 )
 from askgauss.mechanisms.matrix import MatrixMechanism
+from askgauss.mechanisms.strategies import BufferedToeplitz
 
 STEPS = 24
 BUFFERED = BufferedToeplitz(decay=[0.9, 0.4], scale=[0.3, 0.2], steps=STEPS)
@@ -82,19 +82,18 @@ def test_rounds_are_steps_of_poisson_sampling():
     for turn in range(count):
         inputs[turn * cycle + groups, np.arange(4)] = entered[turn]
     kwargs = {"groups": groups, "cycle": cycle, "norm": norm, "count": count}
-    assert np.allclose(rounds(inputs, strategy, **kwargs), entered, atol=1e-12)
+    assert np.allclose(RoundFilter(strategy, **kwargs).rounds(inputs), entered, atol=1e-12)
     noise = np.linalg.inv(matrix("toeplitz"))
     for column, group in enumerate(groups):
-        weights = rounds(
-            noise, strategy, groups=np.full(STEPS, group), cycle=cycle, norm=norm, count=count
-        )
+        kwargs["groups"] = np.full(STEPS, group)
+        weights = RoundFilter(strategy, **kwargs).rounds(noise)
         assert np.allclose(weights @ weights.T, np.eye(count) / norm**2, atol=1e-12), column
 
 
 def test_records_nearer_than_the_bands_are_refused():
     strategy = strategy_of(BANDED, STEPS)
     with pytest.raises(UnsupportedError, match="3 steps apart"):
-        rounds(np.zeros((STEPS, 1)), strategy, groups=np.zeros(1, int), cycle=2, norm=1.0, count=3)
+        RoundFilter(strategy, groups=np.zeros(1, int), cycle=2, norm=1.0, count=3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,7 +9,7 @@ import pytest
 
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.files import codec
-from askgauss.files.lock import RunFolderBusyError, locked
+from askgauss.files.atomic import RunFolderBusyError, locked
 from askgauss.files.run_folder import RunFolder
 from askgauss.results import AuditResult, Verdict
 from askgauss.simulation import simulate_scores

@@ -19,7 +19,7 @@ from askgauss.sampling import (
     Shuffled,
     TruncatedPoisson,
 )
-from askgauss.sampling.recognising import Recogniser
+from askgauss.sampling.registry import Recogniser
 
 RECORDS = 160
 

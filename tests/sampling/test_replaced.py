@@ -17,7 +17,7 @@ from askgauss.exceptions import UnsupportedError
 from askgauss.federated import simulate_federated
 from askgauss.results import Status, Verdict
 from askgauss.sampling import EveryStep, FixedSize, Poisson, ReplaceOne, Shuffled
-from askgauss.sampling.replace_one import replaced_sum_epsilon
+from askgauss.sampling.scheme import replaced_sum_epsilon
 
 DELTA = 1e-5
 

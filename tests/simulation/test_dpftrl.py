@@ -15,9 +15,9 @@ import askgauss as ag
 from askgauss.auditors import GaussianShift
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.mechanisms import tree
+from askgauss.mechanisms.decorrelate import released_nodes
 from askgauss.mechanisms.matrix import MatrixMechanism
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.recording.linear_recorder import released_nodes
 from askgauss.simulation import simulate_dpftrl
 from askgauss.simulation.simulated_runs import _prefix_noise, node_noise, run_tree
 from askgauss.stats import gaussian
@@ -334,7 +334,7 @@ def peak_memory(steps, canaries, estimator):
 def test_memory_grows_with_the_levels_of_the_tree_only(estimator, monkeypatch):
     """Four times the steps are two levels more: a few arrays, not another 192."""
     # Pairs of noise values that are compared at the end have a bound of their own.
-    monkeypatch.setattr("askgauss.recording.facts.noise_sample._MOST_PAIRS", 1 << 10)
+    monkeypatch.setattr("askgauss.recording.noise_sample._MOST_PAIRS", 1 << 10)
     canaries = 3000
     few, many = (peak_memory(steps, canaries, estimator) for steps in (64, 256))
     kept = 2 * (256 - 64) * (256 + 44) * 8  # some canaries in full, and a few numbers a piece

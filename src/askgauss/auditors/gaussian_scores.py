@@ -20,7 +20,7 @@ from askgauss.auditors.auditor import (
 )
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Assumption, Consequence, Finding, Status
-from askgauss.sampling.replace_one import replaced_sum_epsilon
+from askgauss.sampling.scheme import replaced_sum_epsilon
 from askgauss.scores import CanaryScores, GroupMoments
 from askgauss.stats import gaussian
 from askgauss.stats.limits import level_bracket

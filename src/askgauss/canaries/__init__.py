@@ -13,10 +13,16 @@ finished model's loss is seen.
 
 from __future__ import annotations
 
-from askgauss.canaries.canary_set import Canaries, Stream, fresh_seed, random_stream
-from askgauss.canaries.coordinates import BlockCanaries, DiracCanaries, PlacedCanaries
-from askgauss.canaries.examples import ExampleCanaries, ExampleDataset
-from askgauss.canaries.texts import TextCanaries
+from askgauss.canaries.canary_set import (
+    BlockCanaries,
+    Canaries,
+    DiracCanaries,
+    PlacedCanaries,
+    Stream,
+    fresh_seed,
+    random_stream,
+)
+from askgauss.canaries.records import ExampleCanaries, ExampleDataset, TextCanaries
 
 __all__ = [
     "BlockCanaries",

@@ -24,10 +24,8 @@ from askgauss.checks.registry import (
 )
 from askgauss.checks.tails import Spread
 from askgauss.claims import PrivacyClaim
-from askgauss.recording.facts import ClipCountFacts, WeightFacts
-from askgauss.recording.facts.run_facts import RunFacts
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.facts import ClipCountFacts, RunFacts, WeightFacts
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.results import Consequence, Finding, Status
 from askgauss.sampling import Poisson, ReplaceOne
 from askgauss.scores import CanaryScores

@@ -20,10 +20,9 @@ from askgauss.checks.registry import SUSPICIOUS
 from askgauss.checks.tails import Spread, lattice_step
 from askgauss.claims import PrivacyClaim
 from askgauss.mechanisms.plans import StrategyPlan
-from askgauss.recording.facts.run_facts import RunFacts
-from askgauss.recording.linear_transcript import LinearFacts, LinearTranscript
+from askgauss.recording.facts import RunFacts
 from askgauss.recording.recorder import Recorder
-from askgauss.recording.transcript import SILENCE, Transcript
+from askgauss.recording.transcript import SILENCE, LinearTranscript, Transcript
 from askgauss.results import Assumption
 from askgauss.sampling import Poisson, ReplaceOne, Scheme, assumed_poisson
 from askgauss.scores import CanaryScores
@@ -466,7 +465,7 @@ class CorrelatedRun:
     exact = False
 
     @property
-    def facts(self) -> LinearFacts:
+    def facts(self) -> RunFacts:
         """What is known about the run."""
         return self.transcript.facts
 

@@ -29,7 +29,7 @@ from askgauss.checks.noise_reuse import (
 )
 from askgauss.checks.registry import NOISE_FRESHNESS, SUSPICIOUS, check, judged, not_run
 from askgauss.checks.tails import correlation_tail, ratio_p_value, share_p_values, skewed_tail
-from askgauss.recording.linear_transcript import PieceSums
+from askgauss.recording.transcript import PieceSums
 from askgauss.results import Assumption, Consequence, Finding
 from askgauss.stats.rounding import round_cosine, round_deviations
 

@@ -34,8 +34,7 @@ from askgauss.checks.registry import (
 )
 from askgauss.checks.score_shape import score_checks
 from askgauss.claims import PrivacyClaim
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.results import Consequence, Finding, Status
 from askgauss.scores import CanaryScores, check_audit_data
 from askgauss.stats.rounding import digits

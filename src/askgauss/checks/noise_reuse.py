@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from askgauss.checks.context import Context
 from askgauss.checks.registry import NOISE_FRESHNESS, check, fact, not_run
-from askgauss.recording.facts import ReuseFacts
-from askgauss.recording.facts.noise_sample import WIDTH, NoiseSample
-from askgauss.recording.facts.run_facts import RunFacts, SeedProbe
+from askgauss.recording.facts import RunFacts, SeedProbe
+from askgauss.recording.noise_sample import WIDTH, NoiseSample, ReuseFacts
 from askgauss.results import Consequence, Finding
 
 __all__ = [

@@ -18,8 +18,7 @@ from askgauss.checks.registry import (
     made,
     not_run,
 )
-from askgauss.recording.facts import SettingFacts, StepFacts, WeightFacts
-from askgauss.recording.facts.run_facts import RunFacts
+from askgauss.recording.facts import RunFacts, SettingFacts, StepFacts, WeightFacts
 from askgauss.results import Consequence, Finding
 from askgauss.stats.rounding import FEW, about, digits
 

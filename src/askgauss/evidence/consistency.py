@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import FileFormatError
-from askgauss.recording.linear_transcript import DUST, LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.facts import RunFacts
+from askgauss.recording.transcript import DUST, LinearTranscript, Transcript
 from askgauss.sampling import assumed_poisson
 from askgauss.sampling.inclusion import broken_counts, broken_rule
 
@@ -37,6 +37,7 @@ def check_consistency(transcript: Transcript | LinearTranscript) -> None:
     """
     if isinstance(transcript, Transcript):
         _check_inclusion(transcript)
+        _check_stated(transcript.facts)
         _check_sampling(transcript)
         _check_schedule(transcript)
         if transcript.finite:
@@ -69,6 +70,30 @@ def _check_inclusion(transcript: Transcript) -> None:
         raise FileFormatError(
             "Expected as many plantings over the steps as over the canaries, got other numbers."
         )
+
+
+def _check_stated(facts: RunFacts) -> None:
+    """The sampling is stated in several facts, which the recorder fills from one scheme."""
+    scheme, rate = facts.scheme, facts.sampling_rate
+    for name in ("batches", "plantings"):
+        drawn = getattr(facts, name)
+        # Where only a rate was declared, batches are compared with the accountant's.
+        alone = scheme is None and drawn is not None and drawn.scheme.poisson_rate is not None
+        if drawn is not None and drawn.scheme != scheme and not alone:
+            raise _contradiction(f"facts.{name}.scheme", drawn.scheme, scheme or "a rate alone")
+    if scheme is None:
+        return
+    if rate is not None and not math.isclose(rate, scheme.share, rel_tol=1e-6):
+        raise _contradiction("facts.sampling_rate", rate, f"{scheme}: {scheme.share:g}")
+    if facts.sampling == "own coin" and facts.poisson != (scheme.poisson_rate is not None):
+        raise _contradiction("facts.poisson", facts.poisson, scheme)
+
+
+def _contradiction(name: str, stated: object, declared: object) -> FileFormatError:
+    return FileFormatError(
+        f"Expected {name} to be that of the sampling it declares ({declared}), got {stated}: it "
+        "was damaged or edited. Load the file that the run wrote."
+    )
 
 
 def _check_sampling(transcript: Transcript) -> None:

@@ -24,8 +24,7 @@ from askgauss.checks.accountant import REPORTS
 from askgauss.checks.gate import stated_share
 from askgauss.evidence.consistency import check_consistency
 from askgauss.exceptions import AskGaussError, FileFormatError
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.replay.replay_report import ReplayReport, joined_findings
 from askgauss.results import AuditResult, Finding, Status
 from askgauss.scores import CanaryScores

@@ -2,7 +2,7 @@
 
 from askgauss.federated.aggregator import AuditedAggregator
 from askgauss.federated.clients import CanaryClients, Joined
-from askgauss.federated.peer_estimates import PeerEstimates
+from askgauss.federated.readings import PeerEstimates
 from askgauss.federated.simulated_server import (
     FEDERATED_FAULTS,
     FederatedFault,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,28 +13,15 @@ from askgauss.auditing import AuditedRun
 from askgauss.canaries import DiracCanaries
 from askgauss.exceptions import NotDefinedError
 from askgauss.federated.clients import CanaryClients, Divisor
-from askgauss.federated.peer_estimates import PeerEstimates
-from askgauss.federated.probes import Probe
-from askgauss.files import codec
+from askgauss.federated.readings import PeerEstimates
 from askgauss.files.checkpoint import Kept
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.monitor import Monitor, monitor_of
-from askgauss.recording.facts import ProbeFacts
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.sampling import EveryStep, Scheme
 
 __all__ = ["AuditedAggregator"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Progress:
-    """The plain values of a checkpoint."""
-
-    clients: dict[str, Any]
-    probes: ProbeFacts
-    probing: bool
 
 
 class AuditedAggregator(Kept, AuditedRun[()]):
@@ -101,7 +87,7 @@ class AuditedAggregator(Kept, AuditedRun[()]):
 
     result_ends = True
     _checkpoint_kind = "askgauss-aggregator"
-    _checkpoint_schema = 2
+    _checkpoint_schema = 3
 
     def __init__(
         self,
@@ -139,7 +125,6 @@ class AuditedAggregator(Kept, AuditedRun[()]):
             _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
         self._aggregate = aggregate
         self._clip_norm = clip_norm
-        self._constant = None if divisor is None or callable(divisor) else float(divisor)
         self._clients = CanaryClients(
             dimension=dimension,
             present=present,
@@ -155,10 +140,9 @@ class AuditedAggregator(Kept, AuditedRun[()]):
             clip_norm=1.0 if callable(clip_norm) else float(clip_norm),
             peers=compare_peers,
             count_deviation=count_deviation,
+            probes=probes,
         )
         self._sampling = EveryStep() if sampling is None else sampling
-        self._probes = ProbeFacts(unchecked="" if probes else "probes=True")
-        self._probing = probes
 
     @property
     def canaries(self) -> DiracCanaries:
@@ -210,31 +194,20 @@ class AuditedAggregator(Kept, AuditedRun[()]):
             clip_norm=self._norm(self._aggregate),
             participants=participants,
         )
-        if self._probing:
-            self._probing = False
-            self._probes = self._probed(weighted=weights is not None)
+        changes = callable(self._clip_norm)
+        self._clients.probe(
+            self._aggregate,
+            call=lambda aggregate, updates, weights: aggregate(updates, weights),
+            clip_norm=self._norm,
+            weighted=weights is not None,
+            adaptive=changes,
+        )
         everyone = None
         if joined.weights is not None:
             everyone = [*np.asarray(weights).tolist(), *joined.weights]
         mean = self._aggregate([*updates, *joined.updates], everyone)
-        changes = callable(self._clip_norm)
         self._clients.read(mean, next_norm=self._norm(self._aggregate) if changes else None)
         return mean
-
-    def _probed(self, *, weighted: bool) -> ProbeFacts:
-        form = self._clients.form
-        assert form is not None
-        return Probe(
-            aggregate=self._aggregate,
-            form=form,
-            call=lambda aggregate, updates, weights: aggregate(updates, weights),
-            clip_norm=self._norm,
-            divisor=self._clients.divisor,
-            constant=self._constant,
-            weighted=weighted,
-            adaptive=callable(self._clip_norm),
-            seed=self.canaries.root_seed,
-        ).facts()
 
     def state_dict(self) -> dict[str, Any]:
         """What the audit needs to resume, between two rounds; the aggregator is yours to save.
@@ -242,9 +215,7 @@ class AuditedAggregator(Kept, AuditedRun[()]):
         Raises:
             UnsupportedError: Peers are compared, or a client has a name that cannot be saved.
         """
-        state = self._clients.state_dict()
-        progress = _Progress(clients=state.pop("state"), probes=self._probes, probing=self._probing)
-        return {**state, "state": codec.to_plain(progress)}
+        return self._clients.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume where `state_dict` was taken, with an aggregator of the same round.
@@ -253,9 +224,7 @@ class AuditedAggregator(Kept, AuditedRun[()]):
             FileFormatError: The state is not one of an audited aggregator, or parts are missing.
             RecordingError: It belongs to other canaries or other settings.
         """
-        progress: _Progress = codec.from_plain(_Progress, state.get("state"), "state")
-        self._clients.load_state_dict({**state, "state": progress.clients})
-        self._probes, self._probing = progress.probes, progress.probing
+        self._clients.load_state_dict(state)
 
     def transcript(self) -> Transcript | LinearTranscript:
         """What the rounds so far released about the canaries.
@@ -263,7 +232,7 @@ class AuditedAggregator(Kept, AuditedRun[()]):
         Raises:
             RecordingError: No round has been released.
         """
-        return self._clients.transcript(self._probes)
+        return self._clients.transcript()
 
     def peer_estimates(self, *, delta: float) -> PeerEstimates:
         """What other methods estimate from the same rounds; none of them is a bound.

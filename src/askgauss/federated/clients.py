@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
 from askgauss.canaries import DiracCanaries, Stream, random_stream
+from askgauss.checks.scope import THROUGH_AGGREGATOR
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -18,28 +19,120 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.federated.honest import HonestRound, HonestWeights
-from askgauss.federated.peer_estimates import PeerRecord
-from askgauss.federated.probes import PROBED_SIZES
-from askgauss.federated.round_recorder import (
-    LinearRecording,
-    Participants,
-    ReleasedRound,
-    StepRecording,
-)
+from askgauss.federated.probes import PROBED_SIZES, Probe
+from askgauss.federated.readings import HonestWeights, OpenRound, PeerRecord
 from askgauss.federated.updates import Form, checked_weights
 from askgauss.files import codec
+from askgauss.mechanisms.decorrelate import moved_by
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.monitor import Monitor
-from askgauss.recording.facts import ProbeFacts, RoundFacts
+from askgauss.recording.facts import (
+    ClipCountFacts,
+    ParticipationFacts,
+    ProbeFacts,
+    RoundFacts,
+    noise_of_both,
+)
 from askgauss.recording.linear_recorder import LinearRecorder
-from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.recorder import Recorder
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.run_recorder import saved_array, saved_canaries
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.sampling import EveryStep, Scheme
 
-__all__ = ["CanaryClients", "Joined"]
+__all__ = [
+    "CanaryClients",
+    "Joined",
+]
+
+# Ways to take part beyond the limits of which the worst is looked for.
+_MOST_WAYS = 64
+
+Array = NDArray[np.float64]
+
+
+class Participants:
+    """Who took part in which rounds, by the names that the caller gives clients."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[Hashable, list[int]] = {}
+        self._named: bool | None = None
+
+    def check(self, names: Sequence[Hashable] | None, clients: int) -> None:
+        """Refuse names that are not those of the clients of a round.
+
+        Raises:
+            InvalidArgumentError: They are too many or too few, or one is there twice.
+        """
+        if self._named is not None and (names is not None) != self._named:
+            raise InvalidArgumentError("Expected participants in every round or in none.")
+        if names is None:
+            return
+        if len(names) != clients:
+            raise InvalidArgumentError(
+                f"Expected participants to name each of {clients:,} clients, got {len(names):,}."
+            )
+        try:
+            distinct = len(set(names))
+        except TypeError as error:
+            raise _validate.fail("participants", "names", "to be hashable", str(error)) from error
+        if distinct != clients:
+            raise InvalidArgumentError(
+                f"Expected every participant once in a round, got {clients - distinct:,} again: "
+                "add up what one client sends before it is clipped."
+            )
+
+    def add(self, number: int, names: Sequence[Hashable] | None) -> None:
+        """Note who took part in a round that was released."""
+        self._named = names is not None
+        for name in names or ():
+            self._rounds.setdefault(name, []).append(number)
+
+    def saved(self) -> tuple[bool | None, tuple[tuple[str | int, tuple[int, ...]], ...]]:
+        """Whether clients are named, and the rounds of each.
+
+        Raises:
+            UnsupportedError: A name is neither text nor a whole number.
+        """
+        rounds: list[tuple[str | int, tuple[int, ...]]] = []
+        for name, entered in self._rounds.items():
+            if not isinstance(name, (str, int, np.integer)) or isinstance(name, bool):
+                raise UnsupportedError(
+                    f"Expected participants named by text or whole numbers, got {name!r}: other "
+                    "names cannot be saved."
+                )
+            rounds.append((name if isinstance(name, str) else int(name), tuple(entered)))
+        return self._named, tuple(rounds)
+
+    def restore(
+        self, named: bool | None, rounds: tuple[tuple[str | int, tuple[int, ...]], ...]
+    ) -> None:
+        """Resume with what was `saved`."""
+        self._named = named
+        self._rounds = {name: list(entered) for name, entered in rounds}
+
+    def facts(self, plan: TreePlan | Strategy | None) -> ParticipationFacts | None:
+        """What is to be kept of them; None where nobody was named."""
+        if not self._named:
+            return None
+        closest = min(
+            (int(np.diff(rounds).min()) for rounds in self._rounds.values() if len(rounds) > 1),
+            default=0,
+        )
+        most = max((len(rounds) for rounds in self._rounds.values()), default=0)
+        found = ParticipationFacts(clients=len(self._rounds), most=most, closest=closest)
+        if plan is None:
+            return found
+        limit, separation = int(plan.participations), int(plan.min_separation)
+        beyond = {
+            tuple(rounds)
+            for rounds in self._rounds.values()
+            if len(rounds) > limit or (len(rounds) > 1 and np.diff(rounds).min() < separation)
+        }
+        worst = sorted(beyond, key=lambda rounds: (-len(rounds), rounds))[:_MOST_WAYS]
+        moved = max((moved_by(plan, rounds) for rounds in worst), default=0.0)
+        return replace(found, limit=limit, separation=separation, moved=moved)
+
 
 # Backgrounds that differ by less than this share of the clip norm are the same.
 _ALIKE = 1e-3
@@ -65,24 +158,6 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Round:
-    """A round under way."""
-
-    clip_norm: float
-    clients: int
-    divisor: float
-    planted: NDArray[np.int64]
-    # What honest clients add by each way to weigh them, at all coordinates that are read; and
-    # what each of them is multiplied by in it.
-    backgrounds: tuple[NDArray[np.float64], ...]
-    factors: tuple[NDArray[np.float64], ...]
-    updates: list[list[NDArray[Any]]]
-    norms: list[float]
-    reported: float
-    participants: tuple[Hashable, ...] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Progress:
     """The plain values of a checkpoint."""
 
@@ -94,28 +169,18 @@ class _Progress:
     named: bool | None
     participants: tuple[tuple[str | int, tuple[int, ...]], ...]
     honest: tuple[int, tuple[float, ...], tuple[tuple[int, str, str, tuple[float, ...]], ...]]
+    probing: bool
 
 
 class CanaryClients:
     """Canaries that are clients: `join` a round before it is aggregated, then `read` its mean.
 
+    The arguments are those of `AuditedAggregator`, but for these.
+
     Args:
-        dimension: Entries of an update; or the sizes of its arrays, in order.
-        present: Number of canary clients that take part.
-        absent: Number of those that might have.
-        noise_multiplier: Noise on the sum of clipped updates, in clip norms, as claimed.
-        sampling: How clients are drawn.
-        divisor: What turns the mean into the sum that the noise assumes: noise on the mean is
-            ``noise_multiplier * clip_norm / divisor``. A number, a function of the reported
-            weights, or None for the number of clients of the round.
-        weight: What canary clients report; None for the largest weight of their round.
-        background: Whether the honest updates, clipped, are taken off, where the scheme allows it.
-        seed: Root of the canaries' random choices.
-        monitor: Watches every round.
-        plan: Noise that is correlated between rounds: a tree, or a strategy. In place of a
-            scheme it says how often a client takes part.
+        weight: Its ``canary_weight``.
         clip_norm: The norm updates are clipped to, where there is a plan.
-        peers: Whether to read what other methods read, too.
+        peers: Its ``compare_peers``.
     """
 
     def __init__(
@@ -135,6 +200,7 @@ class CanaryClients:
         clip_norm: float = 1.0,
         peers: bool = False,
         count_deviation: float | None = None,
+        probes: bool = True,
     ) -> None:
         if count_deviation is not None:
             _validate.non_negative(count_deviation=count_deviation)
@@ -152,48 +218,46 @@ class CanaryClients:
         self._signs = stream.choice((-1.0, 1.0), size=canaries.size)
         # And of many norms: clipping has something to do, near the clip norm and far above it.
         self._sizes = stream.choice(PROBED_SIZES, size=canaries.size)
-        self.recording: StepRecording | LinearRecording
+        scheme = EveryStep() if sampling is None else sampling
+        self.recorder: Recorder | LinearRecorder
         if plan is None:
-            self.recording = StepRecording(
-                canaries,
-                EveryStep() if sampling is None else sampling,
-                noise_multiplier=noise_multiplier,
-                monitor=monitor,
-                count_deviation=None if count_deviation is None else float(count_deviation),
+            self.recorder = Recorder(
+                canaries, sampling=scheme, noise_multiplier=noise_multiplier, monitor=monitor
             )
         elif sampling is not None or monitor is not None:
             raise InvalidArgumentError(
                 "Expected a plan without sampling and without a monitor, got both: the plan says "
-                "how often a client takes part, and rounds whose noise hangs together say nothing "
-                "one by one."
+                "how often a client takes part, and single rounds of correlated noise say nothing."
+            )
+        elif isinstance(plan, TreePlan) and plan.release != "prefixes":
+            raise UnsupportedError(
+                "Expected a tree of which prefixes are released, got one of nodes: an aggregator "
+                'hands out rounds. Plan TreePlan(..., release="prefixes").'
             )
         else:
-            self.recording = LinearRecording(
+            self.recorder = LinearRecorder(
                 canaries, plan, clip_norm=clip_norm, noise_multiplier=noise_multiplier
             )
+        self.plan = plan
+        self.monitor = monitor
+        self._noise, self._count = noise_multiplier, count_deviation
+        # What all rounds released so far, and their background: a tree has noise of prefixes.
+        self._prefix = np.zeros((2, canaries.size))
         self._taken_off = background
-        self._known = background and self.recording.known_background
+        # With a plan a canary is in its rounds for sure: other clients do not reveal it.
+        self._known = background and (plan is not None or scheme.known_background)
         self._honest = HonestWeights()
         self._participants = Participants()
         self.peers = PeerRecord(canaries.member) if peers else None
         self._divisor, self._weight = divisor, weight
         self._form: Form | None = None
         self._drawn: NDArray[np.int64] | None = None
-        self._round: _Round | None = None
+        self._round: OpenRound | None = None
         self._weighing: int | None = None
-        self._facts = RoundFacts()
+        self._facts = RoundFacts(probes=ProbeFacts(unchecked="" if probes else "probes=True"))
+        self._probing = probes
         self._ratios: list[float] = []
         self._plantings = 0
-
-    @property
-    def recorder(self) -> Recorder | LinearRecorder:
-        """What the rounds are recorded with."""
-        return self.recording.recorder
-
-    @property
-    def monitor(self) -> Monitor | None:
-        """What watches the rounds, if anything does."""
-        return self.recording.monitor
 
     @property
     def form(self) -> Form | None:
@@ -218,6 +282,34 @@ class CanaryClients:
         divisor = float(self._divisor(np.ones(clients) if weights is None else weights))
         _validate.positive(divisor=divisor)
         return divisor
+
+    def probe(
+        self,
+        aggregate: Any,
+        *,
+        call: Callable[[Any, list[Any], list[float] | None], Any],
+        clip_norm: Callable[[Any], float],
+        weighted: bool,
+        adaptive: bool,
+    ) -> None:
+        """Probe copies of the aggregator, once a run; the arguments are those of `Probe`."""
+        if not self._probing:
+            return
+        self._probing = False
+        assert self._form is not None
+        constant = None if self._divisor is None or callable(self._divisor) else self._divisor
+        probes = Probe(
+            aggregate=aggregate,
+            form=self._form,
+            call=call,
+            clip_norm=clip_norm,
+            divisor=self.divisor,
+            constant=constant,
+            weighted=weighted,
+            adaptive=adaptive,
+            seed=self.canaries.root_seed,
+        )
+        self._facts = replace(self._facts, probes=probes.facts())
 
     def join(
         self,
@@ -277,7 +369,7 @@ class CanaryClients:
         factors: tuple[NDArray[np.float64], ...] = ()
         if self._taken_off:
             factors = _factors(norms, honest, everyone, clip_norm, clients, divisor)
-        self._round = _Round(
+        self._round = OpenRound(
             clip_norm=float(clip_norm),
             clients=clients,
             divisor=divisor,
@@ -344,16 +436,7 @@ class CanaryClients:
             clean = now.backgrounds[chosen] if self._known else None
             self._read_honest(form, parts, now)
         try:
-            self.recording.observe(
-                ReleasedRound(
-                    form=form,
-                    values=values,
-                    clean=clean,
-                    signs=self._signs,
-                    clip_norm=now.clip_norm,
-                    clients=now.clients,
-                )
-            )
+            self._observe(form, values, clean, now)
         except PrivacyAlarm:
             self._close(now, next_norm)
             raise
@@ -361,7 +444,28 @@ class CanaryClients:
             self.peers.read(parts, self._signs * form.along(values) / now.divisor, now.planted)
         self._close(now, next_norm)
 
-    def _close(self, now: _Round, next_norm: float | None) -> None:
+    def _observe(self, form: Form, values: Array, clean: Array | None, now: OpenRound) -> None:
+        """Record the sum of a round, and what honest clients added to it where that is known."""
+        released = self._signs * form.along(values)
+        background = None if clean is None else self._signs * form.along(clean)
+        if isinstance(self.recorder, Recorder):
+            self.recorder.observe(
+                released,
+                background=background,
+                clip_norm=now.clip_norm,
+                watch=form.watched(values if clean is None else values - clean),
+                batch_size=now.clients,
+            )
+            return
+        if isinstance(self.plan, TreePlan):
+            released = released + self._prefix[0]
+            background = None if background is None else background + self._prefix[1]
+        self.recorder.observe(released, background=background)
+        if isinstance(self.plan, TreePlan):
+            clean_sum = self._prefix[1] if background is None else background
+            self._prefix = np.stack([released, clean_sum])
+
+    def _close(self, now: OpenRound, next_norm: float | None) -> None:
         """Keep what is to be kept of a round that was recorded."""
         count, facts = now.planted.size, self._facts
         self._plantings += count
@@ -374,7 +478,7 @@ class CanaryClients:
         self._participants.add(self.recorder.steps - 1, now.participants)
         self._drawn = self._round = None
 
-    def _weighed(self, values: NDArray[np.float64], now: _Round) -> int:
+    def _weighed(self, values: NDArray[np.float64], now: OpenRound) -> int:
         """Which way to weigh honest clients fits what nobody is planted at.
 
         It is settled in the first round in which the ways differ, and kept.
@@ -398,20 +502,11 @@ class CanaryClients:
                 self.monitor.pass_over()
         return self._weighing
 
-    def _read_honest(self, form: Form, mean: list[NDArray[Any]], now: _Round) -> None:
+    def _read_honest(self, form: Form, mean: list[NDArray[Any]], now: OpenRound) -> None:
         """Look along the honest updates; the noise of plans is not fresh in every round."""
-        if self.recording.plan is not None:
+        if self.plan is not None:
             return
-        self._honest.read(
-            form,
-            HonestRound(
-                updates=now.updates, norms=now.norms, factors=now.factors, names=now.participants
-            ),
-            mean,
-            divisor=now.divisor,
-            clip_norm=now.clip_norm,
-            canaries=self.canaries.coordinates,
-        )
+        self._honest.read(form, now, mean, canaries=self.canaries.coordinates)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to resume: arrays, and plain values under ``"state"``.
@@ -438,9 +533,10 @@ class CanaryClients:
             named=named,
             participants=participants,
             honest=self._honest.saved(),
+            probing=self._probing,
         )
         state: dict[str, Any] = {f"{_RECORDER}{name}": item for name, item in recorded.items()}
-        state |= self.recording.carried()
+        state["prefix"] = self._prefix.copy()
         if self._drawn is not None:
             state["joined"] = self._drawn.copy()
         return {**state, "state": codec.to_plain(progress)}
@@ -453,43 +549,52 @@ class CanaryClients:
             RecordingError: It belongs to other canaries or other settings.
         """
         progress: _Progress = codec.from_plain(_Progress, state.get("state"), "state")
-        progress.facts.check()
         if progress.weighing not in (None, 0, 1, 2) or progress.plantings < 0:
             raise FileFormatError("Expected state to count plantings and name a way to weigh.")
-        drawn = state.get("joined")
-        if drawn is not None and not (
-            isinstance(drawn, np.ndarray)
-            and drawn.dtype == np.int64
-            and np.isin(drawn, np.flatnonzero(self.canaries.member)).all()
-        ):
-            raise FileFormatError("Expected joined to name present canaries. Load an older one.")
+        drawn = saved_canaries(state, "joined", self.canaries) if "joined" in state else None
         recorded = {
             name.removeprefix(_RECORDER): item
             for name, item in state.items()
             if name.startswith(_RECORDER)
         }
         # All that may be refused comes before anything is taken over.
-        sums = self.recording.checked(state)
+        prefix = saved_array(state, "prefix", np.float64, self._prefix.shape)
         self.recorder.load_state_dict({**recorded, "state": progress.recorder})
-        self.recording.carry(sums)
-        self._drawn, self._round = None if drawn is None else drawn.copy(), None
+        self._prefix, self._drawn, self._round = prefix, drawn, None
+        self._probing = progress.probing
         self._facts, self._weighing = progress.facts, progress.weighing
         self._ratios, self._plantings = list(progress.ratios), progress.plantings
         self._participants.restore(progress.named, progress.participants)
         self._honest.restore(*progress.honest)
 
-    def transcript(self, probes: ProbeFacts) -> Transcript | LinearTranscript:
+    def transcript(self) -> Transcript | LinearTranscript:
         """What the rounds so far released about the canaries."""
-        return self.recording.transcript(
-            replace(
-                self._facts,
-                probes=probes,
-                adaptive=bool(self._ratios),
-                next_norms=tuple(self._ratios),
-                participation=self._participants.facts(self.recording.plan),
-                signed=True,
-                honest=self._honest.facts(),
-            )
+        recorded = self.recorder.transcript()
+        rounds = replace(
+            self._facts,
+            adaptive=bool(self._ratios),
+            next_norms=tuple(self._ratios),
+            participation=self._participants.facts(self.plan),
+            signed=True,
+            honest=self._honest.facts(),
+        )
+        facts = replace(
+            recorded.facts,
+            exercised=(*recorded.facts.exercised, *THROUGH_AGGREGATOR),
+            rounds=rounds,
+            clip_count=self._clip_count(),
+        )
+        return recorded.with_facts(facts)
+
+    def _clip_count(self) -> ClipCountFacts | None:
+        """What is stated of the count that moves the clip norm; its noise is not read."""
+        if self._count is None:
+            return None
+        return ClipCountFacts(
+            releases=self.recorder.steps,
+            shown=self.recorder.steps,
+            deviation=float(self._count),
+            noise_multiplier=noise_of_both(self._noise or 0.0, self._count),
         )
 
 

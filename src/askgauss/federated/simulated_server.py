@@ -12,11 +12,9 @@ from askgauss import _validate
 from askgauss.canaries import Stream, random_stream
 from askgauss.canaries.canary_set import check_numbers
 from askgauss.federated.aggregator import AuditedAggregator
-from askgauss.mechanisms.noise_streams import NoiseStream
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.mechanisms.strategy import Strategy
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.mechanisms.strategy import NoiseStream, Strategy
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.sampling import Scheme
 
 __all__ = ["FEDERATED_FAULTS", "FederatedFault", "Server", "simulate_federated"]

@@ -21,9 +21,8 @@ from scipy.special import chdtri, ndtr
 from askgauss.checks.gate import resumed_at
 from askgauss.exceptions import FileFormatError
 from askgauss.files import codec
-from askgauss.recording.facts.run_facts import RunFacts
-from askgauss.recording.linear_transcript import LinearFacts, LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.facts import RunFacts
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.results import AuditResult
 from askgauss.scores import CanaryScores, GroupMoments
 from askgauss.stats.rounding import scale_on_grid
@@ -400,10 +399,10 @@ def _run(data: CanaryScores | Transcript | LinearTranscript) -> RunSummary:
     return RunSummary(**known)
 
 
-def _notes(facts: RunFacts | LinearFacts) -> tuple[str, ...]:
+def _notes(facts: RunFacts) -> tuple[str, ...]:
     listed = tuple(map(_short, facts.notes[:_NOTES]))
     # Where an accountant counted the model's steps, the step count has compared them.
-    counted = isinstance(facts, RunFacts) and facts.accounted_steps is not None
+    counted = facts.accounted_steps is not None
     question = "" if counted else resumed_at(facts.resumed)
     return (*listed, question) if question else listed
 

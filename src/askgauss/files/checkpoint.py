@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from askgauss import _validate
 from askgauss.exceptions import RecordingError
 from askgauss.files import archive
-from askgauss.files.lock import Holds
+from askgauss.files.atomic import Holds
 
 __all__ = [
     "OPACUS_KIND",
@@ -26,13 +26,12 @@ __all__ = [
     "CheckpointFiles",
     "Checkpointed",
     "Kept",
-    "check_step",
     "enclosed",
 ]
 
 # Of an Opacus audit; named here since whoever audits files reads it too, without torch.
 OPACUS_KIND = "askgauss-opacus-audit"
-OPACUS_SCHEMA = 2
+OPACUS_SCHEMA = 3
 
 # What a checkpoint of a finished run holds beside its state: the transcript, as a file of its own.
 TRANSCRIPT = "transcript"
@@ -47,27 +46,6 @@ def enclosed(transcript: _Saved) -> NDArray[np.uint8]:
     held = io.BytesIO()
     transcript.save(held)
     return np.frombuffer(held.getvalue(), dtype=np.uint8)
-
-
-def check_step(step: int | None, own: int) -> None:
-    """Refuse a step that the caller counts otherwise: model and audit are of two moments.
-
-    Args:
-        step: Steps done so far as the caller counts them; None where nobody says.
-        own: The same as the audit counts them.
-
-    Raises:
-        InvalidArgumentError: It is no count.
-        RecordingError: The two differ.
-    """
-    if step is None:
-        return
-    _validate.integer(0, step=step)
-    if step != own:
-        raise RecordingError(
-            f"Expected step={own}, as many as this audit has recorded, got {step}. Load the "
-            "checkpoint of the same step of model and audit; or begin a new audit."
-        )
 
 
 class CheckpointFiles:
@@ -236,9 +214,27 @@ class Checkpointed(Kept):
     _resumed: tuple[int, ...]
 
     def check_step(self, step: int | None, own: int) -> None:
-        """As `check_step`; a caller whose count agrees has said that the model was there too."""
-        check_step(step, own)
-        if step is not None and self._resumed[-1:] == (own,):
+        """Refuse a step that the caller counts otherwise: model and audit are of two moments.
+
+        A caller whose count agrees after a restart has said that the model was there too.
+
+        Args:
+            step: Steps done so far as the caller counts them; None where nobody says.
+            own: The same as the audit counts them.
+
+        Raises:
+            InvalidArgumentError: It is no count.
+            RecordingError: The two differ.
+        """
+        if step is None:
+            return
+        _validate.integer(0, step=step)
+        if step != own:
+            raise RecordingError(
+                f"Expected step={own}, as many as this audit has recorded, got {step}. Load the "
+                "checkpoint of the same step of model and audit; or begin a new audit."
+            )
+        if self._resumed[-1:] == (own,):
             self._resumed = self._resumed[:-1]
 
     @abstractmethod

@@ -25,9 +25,41 @@ import numpy as np
 
 from askgauss.exceptions import AskGaussError, FileFormatError
 
-__all__ = ["digest", "dumps", "from_plain", "loads", "parse", "to_plain"]
+__all__ = [
+    "SIGNED",
+    "Facts",
+    "digest",
+    "dumps",
+    "from_plain",
+    "loads",
+    "number",
+    "parse",
+    "read_field",
+    "to_plain",
+]
 
 T = TypeVar("T")
+
+
+class Facts:
+    """Base of dataclasses whose numbers have a range that `from_plain` checks.
+
+    Numbers are at least 0; a field made by `number` may have another range.
+    """
+
+    __slots__ = ()
+
+
+def number(
+    default: Any = 0, *, low: float = 0.0, high: float = math.inf, zero: bool = False
+) -> Any:
+    """A field of `Facts` with a range of its own, which may have 0 outside it."""
+    return dataclasses.field(default=default, metadata={"range": (low, high, zero)})
+
+
+# The range of a field that takes any number but nan.
+SIGNED = -math.inf
+
 
 # Whole numbers of files are counts and seeds; far longer ones only cost time and memory.
 _DIGITS = 100
@@ -150,13 +182,36 @@ def _from_mapping(cls: type[T], value: Any, where: str) -> T:
     arguments = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         if field.init and field.name in value:
-            arguments[field.name] = from_plain(
-                hints[field.name], value[field.name], f"{where}.{field.name}"
+            hint, given, name = hints[field.name], value[field.name], f"{where}.{field.name}"
+            arguments[field.name] = (
+                read_field(field, hint, given, name)
+                if issubclass(cls, Facts)
+                else from_plain(hint, given, name)
             )
     try:
         return cls(**arguments)
     except (TypeError, ValueError, ArithmeticError, AskGaussError) as error:
         raise FileFormatError(f"Cannot read {where} as {cls.__name__}: {error}") from error
+
+
+def read_field(field: dataclasses.Field[Any], hint: Any, value: Any, where: str) -> Any:
+    """The value of one field whose numbers have a range, as of `Facts`."""
+    found = from_plain(hint, value, where)
+    _check_range(found, field, where)
+    return found
+
+
+def _check_range(value: Any, field: dataclasses.Field[Any], where: str) -> None:
+    if isinstance(value, tuple):
+        for item in value:
+            _check_range(item, field, where)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        low, high, zero = field.metadata.get("range", (0.0, math.inf, False))
+        if not (low <= value <= high or (zero and value == 0)):
+            raise FileFormatError(
+                f"Expected {where} {'0 or ' if zero else ''}in [{low:g}, {high:g}], got "
+                f"{float(value):.6g}. The file was edited: write it again with askgauss."
+            )
 
 
 def _mismatch(where: str, value: Any, expected: str) -> FileFormatError:

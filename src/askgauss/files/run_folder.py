@@ -28,7 +28,7 @@ from typing import Any, Literal
 from askgauss import __version__
 from askgauss.exceptions import FileFormatError
 from askgauss.files import atomic, codec
-from askgauss.files.lock import locked
+from askgauss.files.atomic import locked
 
 __all__ = ["RunFolder", "RunRecord", "installed_versions"]
 

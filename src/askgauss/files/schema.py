@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _validate
 from askgauss.exceptions import FileFormatError
 
-__all__ = ["Field", "check", "check_magnitude", "check_names"]
+__all__ = ["Field", "check", "check_names"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +112,4 @@ def check_names(arrays: Mapping[str, Any], fields: Mapping[str, Field]) -> None:
         raise FileFormatError(
             f"Expected no arrays but those of its schema, got {unknown[0][:80]!r}. A newer "
             "askgauss may know it."
-        )
-
-
-def check_magnitude(name: str, value: float | None, *, zero: bool = False) -> None:
-    """Refuse a number of a file that no argument may have; None is nothing said."""
-    if value is None or (zero and value == 0.0):
-        return
-    if not _validate.SMALLEST <= value <= _validate.LARGEST:
-        raise FileFormatError(
-            f"Expected {name} {'0 or ' if zero else ''}in [{_validate.SMALLEST:g}, "
-            f"{_validate.LARGEST:g}], got {value:.6g}."
         )

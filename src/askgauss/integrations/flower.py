@@ -24,13 +24,10 @@ from askgauss.exceptions import (
     UnsupportedError,
 )
 from askgauss.federated import CanaryClients, Joined
-from askgauss.federated.probes import Probe
 from askgauss.files import codec
 from askgauss.files.checkpoint import Kept
 from askgauss.monitor import Monitor, monitor_of
-from askgauss.recording.facts import ProbeFacts
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.sampling import Scheme
 
 __all__ = ["audited"]
@@ -131,16 +128,12 @@ class _Progress:
     Attributes:
         sizes: Entries of each array of the model; none before the first round.
         clients: What canary clients hold.
-        probes: What probes found.
-        probing: Whether they are still to come.
         model: A digest of the model that the last round released; empty if it is not known.
         unchanged: Whether clients started from what the round before had released.
     """
 
     sizes: tuple[int, ...] = ()
     clients: dict[str, Any] | None = None
-    probes: ProbeFacts
-    probing: bool
     model: str = ""
     unchanged: bool | None = None
 
@@ -158,7 +151,7 @@ class _Flower(Kept, AuditedRun[()]):
 
     result_ends = True
     _checkpoint_kind = "askgauss-flower-strategy"
-    _checkpoint_schema = 2
+    _checkpoint_schema = 3
 
     def __init__(
         self,
@@ -182,12 +175,11 @@ class _Flower(Kept, AuditedRun[()]):
             divisor=self._divisor,
             seed=seed,
             monitor=monitor,
+            probes=probes,
         )
         self._clients: CanaryClients | None = None
         # Honest clients of the round; None while a copy is probed.
         self._honest: int | None = None
-        self._probing = probes
-        self._probes = ProbeFacts(unchecked="" if probes else "probes=True")
         self._sizes: tuple[int, ...] = ()
         # Of what the last round released, and whether rounds so far went on from there.
         self._model, self._loaded = "", False
@@ -217,8 +209,6 @@ class _Flower(Kept, AuditedRun[()]):
         progress = _Progress(
             sizes=self._sizes,
             clients=state.pop("state"),
-            probes=self._probes,
-            probing=self._probing,
             model=self._model,
             unchanged=self._unchanged,
         )
@@ -237,7 +227,6 @@ class _Flower(Kept, AuditedRun[()]):
             clients = self._canary_clients(progress.sizes)
             clients.load_state_dict({**state, "state": progress.clients})
         self._clients, self._sizes = clients, progress.sizes
-        self._probes, self._probing = progress.probes, progress.probing
         self._model, self._unchanged = progress.model, progress.unchanged
         self._loaded = True
 
@@ -247,7 +236,7 @@ class _Flower(Kept, AuditedRun[()]):
             raise InvalidArgumentError(
                 "Expected a round of training before the transcript, got none. Run the strategy."
             )
-        return self._clients.transcript(self._probes)
+        return self._clients.transcript()
 
     def _canary_clients(self, sizes: tuple[int, ...]) -> CanaryClients:
         return self._make(
@@ -318,9 +307,9 @@ class _Flower(Kept, AuditedRun[()]):
         ]
         self._honest = len(answers)
         joined = self._clients.join(updates, weights, clip_norm=float(strategy.clipping_norm))
-        if self._probing:
-            self._probing, self._honest = False, None
-            self._probes = self._probed(current, probe, adaptive)
+        self._honest = None
+        self._probe(self._clients, current, probe, adaptive)
+        self._honest = len(answers)
         added = len(joined.updates)
         strategy.num_sampled_clients += added
         try:
@@ -332,33 +321,27 @@ class _Flower(Kept, AuditedRun[()]):
         self._clients.read(mean, next_norm=float(strategy.clipping_norm) if adaptive else None)
         return returned
 
-    def _probed(
+    def _probe(
         self,
+        clients: CanaryClients,
         current: list[NDArray[Any]],
         probe: Callable[[Any, list[list[NDArray[Any]]], list[float]], Any],
         adaptive: bool,
-    ) -> ProbeFacts:
+    ) -> None:
         def call(copied: Any, updates: list[Any], weights: list[float] | None) -> Any:
             copied.num_sampled_clients = len(updates)
             joined = Joined(updates=updates, weights=weights, clients=len(updates))
             new = probe(copied, _moved(current, joined), weights or [])
             return None if new is None else [a - b for a, b in zip(new, current, strict=True)]
 
-        assert self._clients is not None
-        form = self._clients.form
-        assert form is not None
         with _quiet():
-            return Probe(
-                aggregate=self.strategy,
-                form=form,
+            clients.probe(
+                self.strategy,
                 call=call,
                 clip_norm=lambda strategy: float(strategy.clipping_norm),
-                divisor=self._clients.divisor,
-                constant=None,
                 weighted=True,
                 adaptive=adaptive,
-                seed=self._clients.canaries.root_seed,
-            ).facts()
+            )
 
     def aggregate_evaluate(self, *arguments: Any) -> Any:
         """As the strategy does."""

@@ -39,10 +39,12 @@ from askgauss.exceptions import (
 )
 from askgauss.files import codec
 from askgauss.mechanisms import tree
+from askgauss.mechanisms.decorrelate import NodeSums
 from askgauss.mechanisms.plans import TreePlan
+from askgauss.mechanisms.strategy import Draw
 from askgauss.recording.injection import Seam
-from askgauss.recording.linear_recorder import LinearRecorder, NodeSums
-from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.linear_recorder import LinearRecorder
+from askgauss.recording.transcript import LinearTranscript
 
 try:
     import torch
@@ -188,7 +190,7 @@ class DPFTRL(AuditedRun[()]):
             self._plan.stream(self._draw_for(index)) for index in range(len(self._parameters))
         ]
 
-    def _draw_for(self, index: int) -> tree.Draw:
+    def _draw_for(self, index: int) -> Draw:
         """Fresh noise of one node for one tensor; an audit of nodes looks at it in passing."""
         like = self._first[index]
         scale = self._noise_multiplier * self._clip_norm

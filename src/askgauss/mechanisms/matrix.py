@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import UnsupportedError
-from askgauss.mechanisms.noise_streams import Draw, NoiseStream
-from askgauss.mechanisms.strategy import Strategy
+from askgauss.mechanisms.strategy import Draw, NoiseStream, Strategy
 from askgauss.mechanisms.tree import Estimator, check_participation, node_sums, prefixes
 
 __all__ = ["MatchedFilter", "MatrixMechanism", "MatrixNoise", "largest_choice"]
@@ -302,19 +301,6 @@ class MatrixMechanism(Strategy):
             )
         return MatchedFilter(weights=(weights / shift).T, shift=shift)
 
-    def prefix_variance(self) -> NDArray[np.float64]:
-        """The noise variance of every released row, or of every prefix sum if nothing is decoded.
-
-        Examples:
-            >>> MatrixMechanism.tree(2, estimator="full").prefix_variance().round(4).tolist()
-            [0.6667, 0.6667]
-        """
-        if self.decoder is not None:
-            return np.asarray(np.sum(self.decoder**2, axis=1))
-        self._check_invertible()
-        decoder = np.linalg.solve(self.strategy.T, np.tri(self.steps).T).T
-        return np.asarray(np.sum(decoder**2, axis=1))
-
     def stream(self, draw: Draw) -> MatrixNoise:
         """The correlated noise ``inverse(strategy) @ draws``, one step after another."""
         return MatrixNoise(draw, self)
@@ -367,16 +353,6 @@ class MatrixMechanism(Strategy):
         visible = right[kept] @ signal
         return left[:, kept] @ (visible / size[kept, None]), visible
 
-    def _check_invertible(self) -> None:
-        rows, columns = self.strategy.shape
-        if rows != columns:
-            raise UnsupportedError(
-                f"A strategy of {rows} rows and {columns} columns has no one inverse. "
-                "Give a decoder."
-            )
-        if np.linalg.matrix_rank(self.strategy) < rows:
-            raise _validate.fail("strategy", "a singular matrix", "to be invertible")
-
 
 class MatrixNoise(NoiseStream):
     """Correlated noise, one step after another, with memory for one array a band.
@@ -386,12 +362,12 @@ class MatrixNoise(NoiseStream):
     released steps then carry ``prefix @ inverse(strategy) @ draws``.
 
     Args:
-        draw: Fresh independent noise, see :data:`askgauss.mechanisms.noise_streams.Draw`;
+        draw: Fresh independent noise, see :data:`askgauss.mechanisms.strategy.Draw`;
             already scaled to noise multiplier times clip norm.
         mechanism: Square, lower-triangular and without zeros on the diagonal.
 
     Examples:
-        >>> from askgauss.mechanisms.noise_streams import numpy_draw
+        >>> from askgauss.mechanisms.strategy import numpy_draw
         >>> draw = numpy_draw(np.random.default_rng(0), 3)
         >>> noise = MatrixMechanism.toeplitz([1.0, 0.5], 4).stream(draw)
         >>> noise.next().shape, noise.remaining

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from askgauss import _validate
-from askgauss.files import codec
 from askgauss.mechanisms import tree
-from askgauss.mechanisms.strategy import GaussianMechanism
+from askgauss.mechanisms.strategy import Draw, GaussianMechanism
 
-__all__ = ["Plan", "StrategyPlan", "TreePlan", "read_plan"]
+__all__ = ["Plan", "StrategyPlan", "TreePlan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +86,7 @@ class TreePlan(GaussianMechanism):
             completion=self.completion,
         )
 
-    def stream(self, draw: tree.Draw) -> tree.TreeNoise:
+    def stream(self, draw: Draw) -> tree.TreeNoise:
         """The noise of one prefix after another, see `askgauss.mechanisms.tree.TreeNoise`."""
         return tree.TreeNoise(
             draw,
@@ -137,11 +136,5 @@ class StrategyPlan:
         return True
 
 
-Plan = TreePlan | StrategyPlan
-
-
-def read_plan(value: Any) -> Plan:
-    """A plan back from plain JSON values."""
-    kind = StrategyPlan if isinstance(value, dict) and "kind" in value else TreePlan
-    plan: Plan = codec.from_plain(kind, value, "plan")
-    return plan
+# In this order: what lacks the fields of a strategy is read as a tree.
+Plan = StrategyPlan | TreePlan

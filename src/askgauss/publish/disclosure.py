@@ -31,8 +31,7 @@ from askgauss.figures.summary import (
     TensorSummary,
     score_reach,
 )
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.results import Finding
 from askgauss.scores import CanaryScores, GroupMoments
 from askgauss.stats.rounding import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import warnings
 from dataclasses import fields, replace
 from typing import Any, Literal
@@ -19,12 +18,19 @@ from askgauss.exceptions import (
     InvalidArgumentError,
     RecordingError,
 )
-from askgauss.files import codec
-from askgauss.files.checkpoint import Checkpointed
 from askgauss.monitor import Monitor, ObservedStep, monitor_of
-from askgauss.recording.facts.run_facts import RunFacts
-from askgauss.recording.recorder_state import Progress, part_of
-from askgauss.recording.step_rows import MARKS, Rows, apart, by_tensor, halvings
+from askgauss.recording.facts import RunFacts
+from askgauss.recording.run_recorder import (
+    Background,
+    Progress,
+    Rows,
+    RunRecorder,
+    by_tensor,
+    halvings,
+    numbers,
+    saved_array,
+    saved_canaries,
+)
 from askgauss.recording.step_store import StepWriter
 from askgauss.recording.transcript import (
     SILENCE,
@@ -43,9 +49,14 @@ _KEPT = 256
 _KEPT_VALUES = 1 << 24
 _STEP_FIELDS = tuple(item.name for item in fields(StepSums))
 _COUNTS = ("planted", "last_planted")
+# Numbers of a step that are kept in one row together, since every row costs time.
+_MARKS = (
+    *("least", "most", "planted_least", "planted_most", "silent", "planted_silent"),
+    *("carried", "batch_size"),
+)
 
 
-class Recorder(Checkpointed):
+class Recorder(RunRecorder):
     """Records a run step by step, whatever framework runs it.
 
     A step is: ask `sample` which canaries to plant, add them to the clean sum, let the mechanism
@@ -96,7 +107,7 @@ class Recorder(Checkpointed):
     """
 
     _checkpoint_kind = "askgauss-recorder"
-    _checkpoint_schema = 2
+    _checkpoint_schema = 3
 
     def __init__(
         self,
@@ -113,17 +124,10 @@ class Recorder(Checkpointed):
         store: str | os.PathLike[str] | None = None,
         monitor: Monitor | bool | None = None,
     ) -> None:
-        super().__init__()
-        if not isinstance(canaries, Canaries):
-            raise _validate.fail(
-                "canaries", canaries, "to be canaries", "Make them with DiracCanaries()."
-            )
+        super().__init__(canaries, clip_norm=clip_norm, noise_multiplier=noise_multiplier)
         scheme = scheme_of(sampling, sampling_rate)
-        _validate.magnitude(clip_norm=clip_norm)
         _validate.one_of(("example", "user"), unit=unit)
         _validate.one_of(("before clipping", "after clipping"), inserted=inserted)
-        if noise_multiplier is not None:
-            _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
         if records is not None:
             _validate.count(maximum=_validate.MOST_RECORDS, records=records)
         if poisson and not assumed_poisson(scheme):
@@ -135,23 +139,15 @@ class Recorder(Checkpointed):
         self._sampling_rate = None if scheme is None else scheme.share
         # A rate alone does not say how the user's own sampler draws.
         self._declared = sampling
-        self._clip_norm = float(clip_norm)
         self._stands_for: Literal["example", "user"] = unit
         self._clipped = inserted == "before clipping"
-        self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
         self._poisson = bool(poisson) or (sampling is not None and assumed_poisson(sampling))
         self._store = None if store is None else StepWriter(store, canaries)
-        self._present = np.flatnonzero(canaries.member)
         self._drawn: NDArray[np.int64] | None = None
-        self._own_coin: bool | None = None
-        self._background: Literal["known", "unknown"] | None = None
+        self._own_draws: bool | None = None
         self._watched: int | None = None
         # Whether steps were declared to differ in their noise, so that sums are in two units.
         self._varied = False
-        # False while a step is being added: an interruption there leaves sums that mean nothing.
-        self._whole = True
-        self._run = secrets.token_hex(16)
-        self._resumed: tuple[int, ...] = ()
         size, kept = canaries.size, random_stream(canaries.root_seed, Stream.KEPT)
         self._kept_order = kept.permutation(size)[:_KEPT]
         self._kept = np.sort(self._kept_order)
@@ -175,7 +171,7 @@ class Recorder(Checkpointed):
             "square": Rows.empty(np.float64, tensors),
             "kept_values": Rows.empty(np.float64, self._kept.size),
             "kept_planted": Rows.empty(np.bool_, self._kept.size),
-            "marks": Rows.empty(np.float64, len(MARKS)),
+            "marks": Rows.empty(np.float64, len(_MARKS)),
             "gaps": Rows.empty(np.int64),
             "watch_values": Rows.empty(np.float64, 0),
         }
@@ -194,16 +190,6 @@ class Recorder(Checkpointed):
     def monitor(self) -> Monitor | None:
         """What watches the steps, if anything does."""
         return self._monitor
-
-    @property
-    def run(self) -> str:
-        """The identity of the run, drawn when it is begun and kept through checkpoints."""
-        return self._run
-
-    @property
-    def clip_norm(self) -> float:
-        """Norm of one planted canary, where `observe` is not given another."""
-        return self._clip_norm
 
     @property
     def kept(self) -> NDArray[np.int64]:
@@ -237,7 +223,7 @@ class Recorder(Checkpointed):
                 "Expected sampling_rate or sampling to be given to the Recorder before sample(); "
                 "or let your own sampler choose and pass planted= to observe()."
             )
-        if self._own_coin is False:
+        if self._own_draws is False:
             raise RecordingError(
                 "sample() came after steps that were given planted=: let your own sampler choose "
                 "in every step, or in none."
@@ -284,7 +270,7 @@ class Recorder(Checkpointed):
         """
         self._check_whole()
         self.check_step(step, self.steps)
-        released = self._vector("noisy_sum", noisy_sum)
+        released = numbers("noisy_sum", noisy_sum, (self._canaries.size,))
         norm = self._clip_norm if clip_norm is None else clip_norm
         _validate.magnitude(clip_norm=norm)
         claimed = self._noise_multiplier if noise_multiplier is None else noise_multiplier
@@ -299,12 +285,7 @@ class Recorder(Checkpointed):
             raise _validate.fail("batch_size", batch_size, f"= {members.size}, as in batch", hint)
         if members is not None:
             batch_size = members.size
-        known: Literal["known", "unknown"] = "unknown" if background is None else "known"
-        if self._background not in (None, known):
-            raise RecordingError(
-                f"Expected the background to stay {self._background}, got it {known} in step "
-                f"{self.steps + 1}. Give it in every step or in none."
-            )
+        known = self._check_background(background)
         scheme = self._planting.scheme
         if known == "known" and scheme is not None and not scheme.known_background:
             raise RecordingError(
@@ -313,7 +294,7 @@ class Recorder(Checkpointed):
             )
         clean: Any = 0.0
         if not (background is None or (isinstance(background, (int, float)) and background == 0)):
-            clean = self._vector("background", background)
+            clean = numbers("background", background, (self._canaries.size,))
         indices = self._planted_indices(planted)
         watched = self._watch_row(watch)
         # Overflow and nan are kept as they come: the transcript says that it is not finite.
@@ -323,7 +304,7 @@ class Recorder(Checkpointed):
             self._whole = False
             self._flags[indices] = True
             self._append_to_store(values, known, planted is None)
-            self._background, self._own_coin, self._drawn = known, planted is None, None
+            self._background, self._own_draws, self._drawn = known, planted is None, None
             if self._watched is None:
                 self._watched = watched.size
                 self._rows["watch_values"] = Rows.empty(np.float64, watched.size)
@@ -364,7 +345,7 @@ class Recorder(Checkpointed):
             kept=seen,
             noise_multiplier=claimed,
             known=self._background == "known",
-            own_coin=self._own_coin is True,
+            own_coin=self._own_draws is True,
         )
 
     def _add(
@@ -462,19 +443,19 @@ class Recorder(Checkpointed):
     def _add_gaps(self, planted: NDArray[np.int64]) -> None:
         """Count after how many steps each planted canary came back; our own coin needs no look."""
         self._rows["gaps"].append(0)
-        if self._own_coin is False:
+        if self._own_draws is False:
             last = self._sums["last_planted"]
             again = last[planted]
             np.add.at(self._rows["gaps"].view(), self.steps - again[again > 0] - 1, 1)
             last[planted] = self.steps
 
     def _append_to_store(
-        self, values: NDArray[np.float64], background: Literal["known", "unknown"], own_coin: bool
+        self, values: NDArray[np.float64], background: Background, own_draws: bool
     ) -> None:
         if self._store is None:
             return
         try:
-            self._store.append(values, self._flags, lambda: self._facts(background, own_coin))
+            self._store.append(values, self._flags, lambda: self._facts(background, own_draws))
         except (OSError, RecordingError):
             # The writer took its row back, so only this step is missing.
             self._flags[:] = False
@@ -496,25 +477,8 @@ class Recorder(Checkpointed):
                 stacklevel=4,
             )
 
-    def _check_whole(self) -> None:
-        if not self._whole:
-            raise RecordingError(
-                f"Recording step {self.steps} was interrupted half way: its sums mean nothing. "
-                "Load the last checkpoint into a new Recorder."
-            )
-
-    def _vector(self, name: str, given: ArrayLike) -> NDArray[Any]:
-        values = np.asarray(given)
-        if values.dtype.kind not in "biuf" or values.shape != (self._canaries.size,):
-            raise InvalidArgumentError(
-                f"Expected {name} to hold one number for each of {self._canaries.size} canaries, "
-                f"got shape {values.shape} and dtype {values.dtype}. Read it with "
-                "canaries.project()."
-            )
-        return values
-
     def _planted_indices(self, planted: ArrayLike | None) -> NDArray[np.int64]:
-        if self._own_coin not in (None, planted is None):
+        if self._own_draws not in (None, planted is None):
             raise RecordingError(
                 "Expected every step to be sampled the same way: by sample(), or by planted=."
             )
@@ -577,7 +541,7 @@ class Recorder(Checkpointed):
         """
         self._check_whole()
         self._complete_store()
-        rows = apart({name: item.rows() for name, item in self._rows.items()})
+        rows = _by_name({name: item.rows() for name, item in self._rows.items()})
         watch = self._canaries.watch_tensor if self._watched else np.zeros(0, dtype=np.int64)
         return Transcript(
             member=self._canaries.member,
@@ -589,7 +553,7 @@ class Recorder(Checkpointed):
             kept=self._kept.copy(),
             watch_tensor=watch.copy(),
             facts=replace(
-                self._facts(self._background, self._own_coin),
+                self._facts(self._background, self._own_draws),
                 batches=self._planting.batches,
                 plantings=self._planting.plantings,
                 found_scheme=self._planting.found,
@@ -601,27 +565,19 @@ class Recorder(Checkpointed):
             **rows,
         )
 
-    def _facts(
-        self, background: Literal["known", "unknown"] | None, own_coin: bool | None
-    ) -> RunFacts:
-        scheme = self._planting.scheme
-        other = not assumed_poisson(scheme)
-        return RunFacts(
+    def _facts(self, background: Background | None, own_draws: bool | None) -> RunFacts:
+        other = not assumed_poisson(self._planting.scheme)
+        return replace(
+            self._common_facts(self._canaries),
             sampling_rate=self._sampling_rate,
             scheme=self._declared,
-            sampling="user's sampler" if own_coin is False else "own coin",
-            poisson=self._poisson or (own_coin is not False and not other),
-            poisson_declared=self._poisson and own_coin is False,
+            sampling="user's sampler" if own_draws is False else "own coin",
+            poisson=self._poisson or (own_draws is not False and not other),
+            poisson_declared=self._poisson and own_draws is False,
             background=background or "unknown",
-            fair_coins=self._canaries.fair_coins,
-            noise_multiplier=self._noise_multiplier,
-            tensors=tuple(f"tensor {index}" for index in range(len(self._canaries.tensor_sizes))),
             records=self._planting.records,
             unit=self._stands_for,
             places=self._canaries.places,
-            seed=self._canaries.root_seed,
-            run=self._run,
-            resumed=self._resumed,
             watched=self._monitor is not None,
             planned_steps=None if self._monitor is None else self._monitor.planned,
         )
@@ -658,24 +614,24 @@ class Recorder(Checkpointed):
         state |= self._planting.arrays()
         if self._drawn is not None:
             state["drawn"] = self._drawn.copy()
-        state["state"] = codec.to_plain(
-            Progress(
-                fingerprint=self._canaries.fingerprint(),
-                sampling_rate=self._sampling_rate,
-                clip_norm=self._clip_norm,
-                own_coin=self._own_coin,
-                background=self._background,
-                watched=self._watched,
-                coin=self._planting.generator_state,
-                stored=self._store is not None,
-                run=self._run,
-                stored_check=None if self._store is None else self._store.last_check,
-                monitor=None if self._monitor is None else self._monitor.state_dict(),
-                scheme=self._declared,
-                resumed=self._resumed,
-            )
+        state["state"] = self._progress(
+            asked=self._drawn is not None,
+            own_draws=self._own_draws,
+            watched=self._watched,
+            generator=self._planting.generator_state,
+            stored=self._store is not None,
+            stored_check=None if self._store is None else self._store.last_check,
+            monitor=None if self._monitor is None else self._monitor.state_dict(),
         )
         return state
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "fingerprint": self._canaries.fingerprint(),
+            "sampling_rate": self._sampling_rate,
+            "clip_norm": self._clip_norm,
+            "scheme": self._declared,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; the store is cut back to the steps it had then.
@@ -685,50 +641,37 @@ class Recorder(Checkpointed):
             RecordingError: The state belongs to other canaries, another rate or another clip norm,
                 or the store does not hold its steps. The recorder stays as it was.
         """
-        progress: Progress = codec.from_plain(Progress, state.get("state"), "state")
-        for name, mine in (
-            ("fingerprint", self._canaries.fingerprint()),
-            ("sampling_rate", self._sampling_rate),
-            ("clip_norm", self._clip_norm),
-            ("scheme", self._declared),
-        ):
-            theirs = getattr(progress, name)
-            if theirs != mine:
-                raise RecordingError(
-                    f"Expected a checkpoint of this run, got one whose {name} is {theirs!r} "
-                    f"where this run has {mine!r}. Start the recorder with the same canaries, "
-                    "seed and settings."
-                )
+        progress = self._read_progress(state)
+        steps, size = progress.step, self._canaries.size
         if progress.watched not in (None, 0, self._canaries.watch.size):
             raise FileFormatError(
                 f"Expected state.watched to be 0 or {self._canaries.watch.size}, got "
                 f"{progress.watched}."
             )
-        size = self._canaries.size
-        sums = {name: part_of(state, f"sums.{name}", old, size) for name, old in self._sums.items()}
-        previous = part_of(state, "previous", self._previous, size)
-        drawn = None
-        if "drawn" in state:
-            drawn = part_of(state, "drawn", self._present[:0])
-            if not np.isin(drawn, self._present).all() or np.any(np.diff(drawn) <= 0):
-                raise FileFormatError("Expected drawn to name present canaries, each once.")
-        likes = {name: item.rows()[:0] for name, item in self._rows.items()}
-        likes["watch_values"] = np.empty((0, progress.watched or 0))
-        steps = len(part_of(state, "rows.clip_norm", likes["clip_norm"]))
+        sums = {
+            name: saved_array(state, f"sums.{name}", old.dtype, (size,))
+            for name, old in self._sums.items()
+        }
+        previous = saved_array(state, "previous", np.float64, (size,))
+        drawn = saved_canaries(state, "drawn", self._canaries) if progress.asked else None
         # Of a long run fewer canaries are kept: the first ones of the same order.
         given: Any = state.get("rows.kept_values")
         width = np.shape(given)[-1:]
         count = next((n for n in halvings(self._kept_order.size) if (n,) == width), None)
         kept = np.sort(self._kept_order[:count])
-        for name in ("kept_values", "kept_planted"):
-            likes[name] = np.empty((0, kept.size), likes[name].dtype)
-        rows = {name: part_of(state, f"rows.{name}", like, steps) for name, like in likes.items()}
+        widths = {"watch_values": (progress.watched or 0,)}
+        widths |= dict.fromkeys(("kept_values", "kept_planted"), (kept.size,))
+        rows = {}
+        for name, item in self._rows.items():
+            like = item.view()
+            shape = (steps, *widths.get(name, like.shape[1:]))
+            rows[name] = saved_array(state, f"rows.{name}", like.dtype, shape)
         if steps:
             self._check_sums(sums, rows, kept, progress)
         planting = Inclusion(self._canaries, self._planting.scheme, self._planting.records)
-        own = progress.own_coin is not False
-        planting.resume((steps if own else 0) + (drawn is not None), progress.coin)
-        planting.take(planting.read_sums(state, steps))
+        own = progress.own_draws is not False
+        draws = (steps if own else 0) + (drawn is not None)
+        planting.resume(draws, progress.generator, state, steps)
         if steps and progress.stored != (self._store is not None):
             raise RecordingError(
                 "Expected store to be given to the Recorder exactly if the run began with one: a "
@@ -743,8 +686,7 @@ class Recorder(Checkpointed):
             self._monitor.load_state_dict(progress.monitor)
         if self._store is not None:
             self._store.resume(steps, run=progress.run, check=progress.stored_check)
-        self._run = progress.run or self._run
-        self._resumed = (*progress.resumed, steps)
+        self._resume(progress)
         self._kept = kept
         self._sums, self._previous, self._drawn = sums, previous, drawn
         self._planting = planting
@@ -752,10 +694,8 @@ class Recorder(Checkpointed):
         declared = rows["noise_multiplier"]
         first = declared[0] if declared.size else 0.0
         self._varied = bool(first > 0.0 and (declared[declared > 0.0] != first).any())
-        self._own_coin, self._background = progress.own_coin, progress.background
-        self._watched = progress.watched
+        self._own_draws, self._watched = progress.own_draws, progress.watched
         self._flags[:] = False
-        self._whole = True
 
     def _check_sums(
         self,
@@ -765,10 +705,10 @@ class Recorder(Checkpointed):
         progress: Progress,
     ) -> None:
         """Refuse a checkpoint whose transcript would be refused."""
-        if None in (progress.background, progress.own_coin, progress.watched):
+        if None in (progress.own_draws, progress.watched):
             raise FileFormatError("Expected the checkpoint to say how its steps were recorded.")
         watch = self._canaries.watch_tensor if progress.watched else np.zeros(0, dtype=np.int64)
-        rows = apart(rows)
+        rows = _by_name(rows)
         arrays = {
             "member": self._canaries.member,
             "tensor": self._tensor,
@@ -779,3 +719,9 @@ class Recorder(Checkpointed):
             **{name: array for name, array in rows.items() if name not in _STEP_FIELDS},
         }
         check_transcript_arrays(arrays, tensors=len(self._canaries.tensor_sizes))
+
+
+def _by_name(rows: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Rows with the numbers that are kept together each under its name."""
+    others = {name: array for name, array in rows.items() if name != "marks"}
+    return others | dict(zip(_MARKS, np.ascontiguousarray(rows["marks"].T), strict=True))

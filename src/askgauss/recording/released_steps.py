@@ -1,13 +1,13 @@
-"""From the steps a mechanism releases to those an auditor reads, and back to who is planted when.
+"""From the steps a mechanism releases to those an auditor reads, and who is included in which.
 
-With noise of its own in every step the two are the same. Where noise is correlated, or records take
-turns, steps are put together anew, so that the noise is independent again and every present canary
-is in each of them with one probability.
+A run is a sampling scheme times a strategy. With the identity as its strategy every step has
+independent noise, and is recorded as it was released. Where noise is correlated, or records take
+turns, released steps are combined so that the noise is independent again and every present canary
+is included in each recorded step with one probability.
 """
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from askgauss.canaries import Canaries, Stream, random_stream
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
-from askgauss.mechanisms.decorrelate import strategy_rows
+from askgauss.mechanisms import decorrelate
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.sampling import CyclicPoisson, EveryStep, Poisson, Scheme
 
@@ -25,79 +25,65 @@ Floats = NDArray[np.float64]
 Drawn = Iterator[NDArray[np.int64]]
 
 
-class ReleasedSteps(abc.ABC):
-    """How released steps and recorded ones belong together.
+class ReleasedSteps:
+    """How released steps and recorded ones belong together; here every step is recorded as it is.
+
+    Args:
+        canaries: The canaries.
+        sampling: How the canaries of a recorded step are drawn.
 
     Attributes:
-        sampling: How the canaries of a recorded step are drawn.
         note: What a reader of the report should know about it; empty if nothing.
         turns: Released steps that a recorded one stands for, where records take turns in them.
         strategy: How noise is correlated between steps; None where it is not.
     """
 
-    sampling: Scheme
     note: str = ""
     turns: int = 1
     strategy: Strategy | None = None
-
-    @abc.abstractmethod
-    def recorded(self, steps: int) -> int:
-        """How many steps are recorded of so many released ones."""
-
-    def accounted(self, steps: int) -> int:
-        """How many of them the mechanism of so many released steps has, by its accounting."""
-        return self.recorded(steps)
-
-    @abc.abstractmethod
-    def planted(self, drawn: Drawn, steps: int) -> NDArray[np.bool_]:
-        """Which canaries are planted in each released step, one row a step.
-
-        Args:
-            drawn: The canaries that are drawn for each recorded step.
-            steps: Number of released steps.
-        """
-
-    @abc.abstractmethod
-    def along(self, rows: Floats) -> Floats:
-        """What released rows, one column a canary, say in each recorded step."""
-
-    @abc.abstractmethod
-    def watched(self, rows: Floats) -> Floats:
-        """The same of columns that nobody is planted in."""
-
-    def noise(self, steps: int) -> float:
-        """The noise of a recorded step over the mechanism's own noise multiplier."""
-        return 1.0
-
-
-class _AsReleased(ReleasedSteps):
-    """Every step has noise of its own."""
 
     def __init__(self, canaries: Canaries, sampling: Scheme) -> None:
         self.sampling = sampling
         self._size = canaries.size
 
     def recorded(self, steps: int) -> int:
+        """How many steps are recorded of so many released ones."""
         return steps
 
+    def accounted(self, steps: int) -> int:
+        """How many of them the mechanism of so many released steps has, by its accounting."""
+        return self.recorded(steps)
+
     def planted(self, drawn: Drawn, steps: int) -> NDArray[np.bool_]:
+        """Which canaries are included in each released step, one row a step.
+
+        Args:
+            drawn: The canaries that are drawn for each recorded step.
+            steps: Number of released steps.
+        """
         mask = np.zeros((steps, self._size), dtype=np.bool_)
         for row, chosen in zip(mask, drawn, strict=False):
             row[chosen] = True
         return mask
 
     def along(self, rows: Floats) -> Floats:
+        """What released rows, one column a canary, say in each recorded step."""
         return rows
 
     def watched(self, rows: Floats) -> Floats:
-        return rows
+        """The same of columns that no canary is in."""
+        return self.along(rows)
+
+    def noise(self, steps: int) -> float:
+        """The noise of a recorded step over the mechanism's own noise multiplier."""
+        return 1.0
 
 
 class InRounds(ReleasedSteps):
     """Records take turns: one recorded step a round, in which every group had its turn.
 
     Args:
-        canaries: Who is planted where.
+        canaries: The canaries.
         strategy: No more bands than there are groups.
         scheme: How records are drawn.
 
@@ -109,10 +95,11 @@ class InRounds(ReleasedSteps):
 
     Raises:
         InvalidArgumentError: There is no whole round.
-        UnsupportedError: Columns of one record meet, or nobody knows the groups.
+        UnsupportedError: Columns of one record overlap, or the groups are secret.
     """
 
     def __init__(self, canaries: Canaries, strategy: Strategy, scheme: CyclicPoisson) -> None:
+        super().__init__(canaries, Poisson(rate=scheme.rate))
         if scheme.groups == "secret":
             raise UnsupportedError(
                 f"Expected groups that are known, as accountants assume, got {scheme!r}."
@@ -124,12 +111,10 @@ class InRounds(ReleasedSteps):
                 "privacy is not known otherwise: take a longer cycle, or fewer bands."
             )
         steps = strategy.steps
-        self.sampling = Poisson(rate=scheme.rate)
         self.strategy = self._strategy = strategy
-        self.cycle = scheme.cycle
-        self.turns = scheme.cycle
+        self.cycle = self.turns = scheme.cycle
         self.norm = float(strategy.norms(steps).max())
-        self.count = strategy_rows.full_rounds(strategy, steps=steps, cycle=scheme.cycle)
+        self.count = decorrelate.full_rounds(strategy, steps=steps, cycle=scheme.cycle)
         if self.count < 1:
             raise InvalidArgumentError(
                 f"Expected steps to hold a whole round of {scheme.cycle} steps and the strategy's "
@@ -143,9 +128,9 @@ class InRounds(ReleasedSteps):
             "steps of the training, filtered for what a record in one of them adds."
         )
 
-    def filter(self, groups: NDArray[np.int64]) -> strategy_rows.RoundFilter:
+    def filter(self, groups: NDArray[np.int64]) -> decorrelate.RoundFilter:
         """A filter for columns whose records may enter the steps of these groups."""
-        return strategy_rows.RoundFilter(
+        return decorrelate.RoundFilter(
             self._strategy, groups=groups, cycle=self.cycle, norm=self.norm, count=self.count
         )
 
@@ -167,32 +152,21 @@ class InRounds(ReleasedSteps):
 
     def along(self, rows: Floats) -> Floats:
         """One row a round."""
-        return self._filtered(rows, self.groups)
+        return self.filter(self.groups).rounds(rows)
 
     def watched(self, rows: Floats) -> Floats:
-        """One row a round, of columns that are put in groups by turns."""
-        return self._filtered(rows, np.arange(rows.shape[1]) % self.cycle)
-
-    def _filtered(self, rows: Floats, groups: NDArray[np.int64]) -> Floats:
-        return strategy_rows.rounds(
-            rows,
-            self._strategy,
-            groups=groups,
-            cycle=self.cycle,
-            norm=self.norm,
-            count=self.count,
-        )
+        """One row a round, of columns that are assigned to groups one after another."""
+        return self.filter(np.arange(rows.shape[1]) % self.cycle).rounds(rows)
 
 
 class _Evened(ReleasedSteps):
     """Records enter known steps for sure: what they add is spread evenly over all steps."""
 
     def __init__(self, canaries: Canaries, strategy: Strategy, cycle: int, steps: int) -> None:
-        self.sampling = EveryStep()
+        super().__init__(canaries, EveryStep())
         self.strategy = self._strategy = strategy
         self._cycle = cycle
-        self._first, self._norm = strategy_rows.heaviest_entry(strategy, steps=steps, cycle=cycle)
-        self._size = canaries.size
+        self._first, self._norm = decorrelate.heaviest_entry(strategy, steps=steps, cycle=cycle)
         self.note = (
             f"every canary enters step {self._first + 1:,}"
             + (f" and every {cycle:,} from there" if cycle < steps else "")
@@ -209,14 +183,8 @@ class _Evened(ReleasedSteps):
         return mask
 
     def along(self, rows: Floats) -> Floats:
-        return self._turned(rows)
-
-    def watched(self, rows: Floats) -> Floats:
-        return self._turned(rows)
-
-    def _turned(self, rows: Floats) -> Floats:
         entered = np.arange(self._first, len(rows), self._cycle)
-        turned = strategy_rows.evened(rows, self._strategy, entered=entered)
+        turned = decorrelate.evened(rows, self._strategy, entered=entered)
         return turned / self._height(len(rows))
 
     def _height(self, steps: int) -> float:
@@ -235,11 +203,11 @@ def released_steps(
     """How to record a run of this scheme and this strategy.
 
     Raises:
-        UnsupportedError: Nobody knows what such a run leaks.
+        UnsupportedError: It is not known what such a run leaks.
     """
     if strategy is None:
-        return _AsReleased(canaries, scheme)
-    mixed = strategy_rows.strategy_of(strategy, steps)
+        return ReleasedSteps(canaries, scheme)
+    mixed = decorrelate.strategy_of(strategy, steps)
     if scheme.every_step:
         return _Evened(canaries, mixed, 1, steps)
     if (cyclic := scheme.cyclic) is not None:

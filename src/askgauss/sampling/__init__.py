@@ -13,8 +13,14 @@ from __future__ import annotations
 
 from askgauss.sampling.batch_testing import DrawnBatches, SchemeSums, SchemeTest
 from askgauss.sampling.epochs import BallsInBins, Shuffled
-from askgauss.sampling.fixed import FixedSize, TruncatedPoisson
-from askgauss.sampling.independent import CyclicPoisson, EveryStep, MinSeparation, Poisson
+from askgauss.sampling.independent import (
+    CyclicPoisson,
+    EveryStep,
+    FixedSize,
+    MinSeparation,
+    Poisson,
+    TruncatedPoisson,
+)
 from askgauss.sampling.registry import (
     Mismatch,
     assumed_poisson,
@@ -22,8 +28,7 @@ from askgauss.sampling.registry import (
     mismatch,
     scheme_of,
 )
-from askgauss.sampling.replace_one import ReplaceOne
-from askgauss.sampling.scheme import Scheme
+from askgauss.sampling.scheme import ReplaceOne, Scheme
 
 __all__ = [
     "BallsInBins",

@@ -19,6 +19,7 @@ from scipy.special import bdtr, bdtrc
 from askgauss import _validate
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.files import schema
+from askgauss.files.codec import Facts, number
 from askgauss.files.schema import Field
 from askgauss.sampling.scheme import Integers, Mask, Scheme
 from askgauss.stats.betting import (
@@ -48,7 +49,7 @@ _STEPS = ("sizes", "drawn", "pools", "probabilities")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchemeTest:
+class SchemeTest(Facts):
     """One test of drawn batches against a declared scheme.
 
     Attributes:
@@ -58,8 +59,8 @@ class SchemeTest:
     """
 
     name: str
-    p_value: float
-    summary: str
+    p_value: float = number(1.0, high=1.0)
+    summary: str = ""
 
 
 class SchemeSums:
@@ -438,7 +439,7 @@ class SchemeSums:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnBatches:
+class DrawnBatches(Facts):
     """The tests of a run's batches against a scheme, as they are written down.
 
     Attributes:
@@ -478,28 +479,6 @@ class DrawnBatches:
     def named(self, *names: str) -> tuple[SchemeTest, ...]:
         """The tests of these names."""
         return tuple(test for test in self.tests if test.name in names)
-
-    def check(self, where: str) -> None:
-        """Refuse numbers out of their range, in facts that come from a file.
-
-        Raises:
-            FileFormatError: A number is out of its range.
-        """
-        if self.steps < 1 or self.records < 1 or not 0 <= self.drawn <= self.chances:
-            raise FileFormatError(
-                f"Expected {where} to have drawn at most every record in every step, got "
-                f"{self.drawn} of {self.records} in {self.steps}."
-            )
-        if self.most is not None and not 0 <= self.most <= self.steps:
-            raise FileFormatError(
-                f"Expected {where} to have drawn a record in at most {self.steps} steps, got "
-                f"{self.most}."
-            )
-        for test in self.tests:
-            if not 0.0 <= test.p_value <= 1.0:
-                raise FileFormatError(
-                    f"Expected {where} to have p-values in [0, 1], got {test.p_value}."
-                )
 
 
 _NUMBER = Field(np.int64, ("steps",), low=0, high=2**53)

@@ -11,8 +11,7 @@ from askgauss import _validate
 from askgauss.canaries import Canaries, Stream, random_stream
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.sampling.batch_testing import DrawnBatches, SchemeSums
-from askgauss.sampling.recognising import Recogniser
-from askgauss.sampling.registry import assumed_poisson
+from askgauss.sampling.registry import Recogniser, assumed_poisson
 from askgauss.sampling.scheme import Scheme
 
 __all__ = ["NEVER", "Inclusion", "broken_counts", "broken_rule"]
@@ -35,9 +34,13 @@ class Inclusion:
 
     def __init__(self, canaries: Canaries, scheme: Scheme | None, records: int | None) -> None:
         self.scheme = scheme
-        self._seed = canaries.root_seed
         self._present = np.flatnonzero(canaries.member)
-        self._begin()
+        self._generator = random_stream(canaries.root_seed, Stream.PLANTING)
+        self._draws = None
+        if scheme is not None and self._present.size:
+            # Canaries are drawn without the other records, each as the scheme draws one record.
+            alone = scheme.record_by_record()
+            self._draws = alone.draw(self._generator, self._present.size, _ENDLESS)
         own = getattr(scheme, "records", None)
         if own is not None and records not in (None, own):
             hint = "Say in both how many records there are in all."
@@ -49,14 +52,6 @@ class Inclusion:
 
     # ------------------------------------------------------------------------------ own draws
 
-    def _begin(self) -> None:
-        self._generator = random_stream(self._seed, Stream.PLANTING)
-        self._draws = None
-        if self.scheme is not None and self._present.size:
-            # Canaries are drawn without the other records, each as the scheme draws one record.
-            alone = self.scheme.record_by_record()
-            self._draws = alone.draw(self._generator, self._present.size, _ENDLESS)
-
     def draw(self) -> NDArray[np.int64]:
         """Canaries to include in the next step."""
         return self._present[next(self._draws)] if self._draws else self._present[:0]
@@ -65,26 +60,6 @@ class Inclusion:
     def generator_state(self) -> dict[str, Any]:
         """State of the generator, its 128-bit integers as text: any JSON reader keeps those."""
         return dict(_integers_as_text(self._generator.bit_generator.state))
-
-    def resume(self, draws: int, generator_state: dict[str, Any]) -> None:
-        """Continue after so many draws, where the generator had this state.
-
-        Raises:
-            FileFormatError: No generator was ever in that state, or not after these draws.
-        """
-        state = _text_as_integers(generator_state)
-        self._begin()
-        try:
-            if assumed_poisson(self.scheme) or draws == 0:
-                # Draws are independent of those before: the generator is the whole state.
-                self._generator.bit_generator.state = state
-            else:
-                for _ in range(draws):
-                    self.draw()
-                if self._generator.bit_generator.state != state:
-                    raise ValueError(f"it is not the one after {draws} draws by {self.scheme}")
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise FileFormatError(f"Expected the state of a generator: {error}.") from error
 
     # ------------------------------------------------------------------------- others' draws
 
@@ -171,37 +146,54 @@ class Inclusion:
             for part, array in sums.arrays().items()
         }
 
-    def read_sums(
-        self, state: dict[str, Any], steps: int
-    ) -> tuple[SchemeSums | None, SchemeSums | None]:
-        """The sums of others' draws in a checkpoint of so many steps."""
-        found: list[SchemeSums | None] = []
-        for name in ("batches", "plantings"):
-            prefix = f"{name}."
-            content = {
-                key.removeprefix(prefix): value
-                for key, value in state.items()
-                if key.startswith(prefix) and isinstance(value, np.ndarray)
-            }
-            if not content or self.scheme is None:
-                found.append(None)
-                continue
-            records = self.records if name == "batches" else None
-            sums = SchemeSums.from_arrays(self.scheme, content, records=records)
-            part = None if name == "batches" else self._present.size
-            if sums.step != steps or part not in (None, sums.seen):
-                raise FileFormatError(
-                    f"Expected {name} of the checkpoint to be those of {steps} steps of this run, "
-                    f"got {sums.step} of {sums.records or sums.seen} records."
-                )
-            found.append(sums)
-        return found[0], found[1]
+    def resume(
+        self, draws: int, generator_state: dict[str, Any], state: dict[str, Any], steps: int
+    ) -> None:
+        """Continue a run, as a fresh object, from its checkpoint.
 
-    def take(self, sums: tuple[SchemeSums | None, SchemeSums | None]) -> None:
-        """Continue from what `read_sums` gave."""
-        self._batches, self._plantings = sums
+        Args:
+            draws: Draws made so far.
+            generator_state: State of the generator after them.
+            state: The checkpoint, with what `arrays` gave.
+            steps: Steps observed so far.
+
+        Raises:
+            FileFormatError: No generator was ever in that state, or not after these draws; or the
+                sums of others' draws are not those of so many steps of this run.
+        """
+        known = _text_as_integers(generator_state)
+        try:
+            if assumed_poisson(self.scheme) or draws == 0:
+                # Draws are independent of those before: the generator is the whole state.
+                self._generator.bit_generator.state = known
+            else:
+                for _ in range(draws):
+                    self.draw()
+                if self._generator.bit_generator.state != known:
+                    raise ValueError(f"it is not the one after {draws} draws by {self.scheme}")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise FileFormatError(f"Expected the state of a generator: {error}.") from error
         # What was kept to recognise a scheme is in no checkpoint.
-        self._recogniser = None
+        self._batches = self._read_sums("batches", state, steps, self.records)
+        self._plantings = self._read_sums("plantings", state, steps, None)
+
+    def _read_sums(
+        self, name: str, state: dict[str, Any], steps: int, records: int | None
+    ) -> SchemeSums | None:
+        content = {
+            key.removeprefix(f"{name}."): value
+            for key, value in state.items()
+            if key.startswith(f"{name}.") and isinstance(value, np.ndarray)
+        }
+        if not content or self.scheme is None:
+            return None
+        sums = SchemeSums.from_arrays(self.scheme, content, records=records)
+        if sums.step != steps or (name == "plantings" and sums.seen != self._present.size):
+            raise FileFormatError(
+                f"Expected {name} of the checkpoint to be those of {steps} steps of this run, "
+                f"got {sums.step} of {sums.records or sums.seen} records."
+            )
+        return sums
 
 
 def _integers_as_text(state: Any) -> Any:

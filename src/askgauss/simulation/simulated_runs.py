@@ -14,11 +14,11 @@ from askgauss import _validate
 from askgauss.canaries import BlockCanaries, DiracCanaries, Stream
 from askgauss.checks.scope import AFTER_CLIPPING, INPUT_SPACE
 from askgauss.mechanisms import tree
+from askgauss.mechanisms.decorrelate import NodeSums, drawn_nodes, released_nodes
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.recording.linear_recorder import LinearRecorder, NodeSums, drawn_nodes, released_nodes
-from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.linear_recorder import LinearRecorder
 from askgauss.recording.recorder import Recorder
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.scores import CanaryScores
 from askgauss.simulation.faults import FAULTS, TREE_FAULTS, Fault, TreeFault
 from askgauss.simulation.mechanism import DPSGDMechanism, NodeNoise, SimulatedRun, find_fault

@@ -37,10 +37,9 @@ from askgauss.exceptions import (
 )
 from askgauss.integrations.canary_choice import choose_canaries
 from askgauss.monitor import Monitor, monitor_of
-from askgauss.recording.facts import GainFacts, ReuseFacts
-from askgauss.recording.facts.noise_rows import RowNoise
-from askgauss.recording.facts.run_facts import SeedProbe
+from askgauss.recording.facts import GainFacts, SeedProbe
 from askgauss.recording.injection import Seam
+from askgauss.recording.noise_sample import ReuseFacts, RowNoise
 from askgauss.recording.recorder import Recorder
 from askgauss.recording.released_steps import released_steps
 from askgauss.recording.transcript import Transcript

@@ -21,8 +21,7 @@ from askgauss.exceptions import FileFormatError, InvalidArgumentError, Recording
 from askgauss.files import codec
 from askgauss.files.checkpoint import Kept
 from askgauss.integrations.jax.step_noise import probe_seeds
-from askgauss.recording.facts import WeightFacts
-from askgauss.recording.facts.run_facts import RunFacts, SeedProbe
+from askgauss.recording.facts import RunFacts, SeedProbe, WeightFacts
 from askgauss.recording.recorder import Recorder
 from askgauss.sampling import Scheme
 

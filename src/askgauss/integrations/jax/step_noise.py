@@ -19,9 +19,8 @@ from askgauss.checks.noise_reuse import (
     numpy_candidates,
     try_seeds,
 )
-from askgauss.recording.facts import ReuseFacts
-from askgauss.recording.facts.noise_sample import CENTRE, WIDTH, NoiseSample
-from askgauss.recording.facts.run_facts import SeedProbe
+from askgauss.recording.facts import SeedProbe
+from askgauss.recording.noise_sample import CENTRE, WIDTH, NoiseSample, ReuseFacts
 
 __all__ = ["SampledLeaves", "probe_seeds"]
 

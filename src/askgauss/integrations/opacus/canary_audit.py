@@ -41,9 +41,9 @@ from askgauss.files.checkpoint import (
 )
 from askgauss.monitor import Monitor, monitor_of
 from askgauss.recording.commitment import Commitment, commit
-from askgauss.recording.facts.steps import due
 from askgauss.recording.recorder import Recorder
 from askgauss.recording.transcript import Transcript
+from askgauss.recording.witness import due
 from askgauss.sampling import Scheme
 
 try:

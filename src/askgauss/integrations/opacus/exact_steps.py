@@ -31,9 +31,9 @@ from askgauss.integrations.opacus.run_description import (
     clipped_sum,
     noise_by_parameter,
 )
-from askgauss.recording.facts import StepFacts, StepWitness
-from askgauss.recording.facts.steps import over_ranks, resolve
+from askgauss.recording.facts import StepFacts
 from askgauss.recording.transcript import Transcript
+from askgauss.recording.witness import StepWitness, over_ranks, resolve
 
 __all__ = ["ExactStepChecks"]
 

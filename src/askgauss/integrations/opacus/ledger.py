@@ -29,9 +29,9 @@ from askgauss.integrations.opacus.opacus_versions import (
 )
 from askgauss.integrations.opacus.private_step import AddedNoise, Observer, PrivateStep
 from askgauss.integrations.opacus.run_description import TrainingRun, counted_steps, not_of_one_step
-from askgauss.recording.facts import ClipCountFacts, SettingCourse, SettingFacts
-from askgauss.recording.facts.clip_count import noise_of_both
+from askgauss.recording.facts import ClipCountFacts, SettingFacts, noise_of_both
 from askgauss.recording.transcript import Transcript
+from askgauss.recording.witness import SettingCourse
 from askgauss.sampling import Poisson
 
 __all__ = ["ClipCountWatch", "Ledger", "LedgerState", "SettingsWatch"]

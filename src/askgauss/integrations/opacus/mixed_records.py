@@ -25,7 +25,8 @@ from askgauss.integrations.opacus.repeated_loss import (
     as_before,
     random_states,
 )
-from askgauss.recording.facts import BatchWeights, MixingFacts
+from askgauss.recording.facts import MixingFacts
+from askgauss.recording.witness import BatchWeights
 
 __all__ = ["MixingWatch", "trusted"]
 

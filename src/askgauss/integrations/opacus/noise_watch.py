@@ -21,8 +21,8 @@ from askgauss.checks.noise_reuse import (
 from askgauss.integrations.opacus.private_step import AddedNoise, Observer
 from askgauss.integrations.opacus.ranks import local
 from askgauss.integrations.opacus.run_description import TrainingRun, clipped_sum
-from askgauss.recording.facts.noise_sample import CENTRE, WIDTH, NoiseSample
-from askgauss.recording.facts.run_facts import SeedProbe
+from askgauss.recording.facts import SeedProbe
+from askgauss.recording.noise_sample import CENTRE, WIDTH, NoiseSample
 from askgauss.recording.transcript import Transcript
 
 __all__ = ["FirstNoise", "SampledNoise", "probe_first_noise"]

@@ -42,11 +42,11 @@ from askgauss.integrations.opacus.run_description import (
     noise_by_parameter,
 )
 from askgauss.recording.facts import MixingFacts, RowFacts
-from askgauss.recording.facts.rows import rows_over_ranks
 from askgauss.recording.transcript import Transcript
+from askgauss.recording.witness import rows_over_ranks
 from askgauss.sampling import DrawnBatches, assumed_poisson
 from askgauss.sampling.batch_testing import SchemeSums
-from askgauss.sampling.recognising import Recogniser
+from askgauss.sampling.registry import Recogniser
 
 __all__ = ["LoaderWatch", "RowState", "TrainedRows"]
 

@@ -25,8 +25,9 @@ from askgauss.integrations.opacus.run_description import (
     not_of_one_step,
 )
 from askgauss.monitor import Monitor
-from askgauss.recording.facts.weights import WeightFacts, WeightMove, WeightWitness
+from askgauss.recording.facts import WeightFacts
 from askgauss.recording.transcript import Transcript
+from askgauss.recording.witness import WeightMove, WeightWitness
 from askgauss.results import Consequence, Status
 
 __all__ = ["OutsideParameters", "ResumedWeights", "Shadow", "ShadowState", "acts_elementwise"]

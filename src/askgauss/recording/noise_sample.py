@@ -23,9 +23,120 @@ from numpy.typing import NDArray
 from scipy.special import bdtrc, pdtrc
 
 from askgauss.exceptions import FileFormatError
-from askgauss.recording.facts.reuse import ReuseFacts
+from askgauss.files.codec import Facts, number
 
-__all__ = ["CENTRE", "WIDTH", "NoiseSample"]
+__all__ = ["CENTRE", "WIDTH", "NoiseRowFacts", "NoiseSample", "ReuseFacts", "RowNoise"]
+
+# By chance, windows match less than once in 1,000 runs of 10^9 values; three of them never do.
+_MATCHES = 3
+# Of noise that is used again at the same coordinates, hardly any is found at others.
+_ELSEWHERE = 0.05
+# Deviations of the number of equal pairs from its mean.
+_FAR = 7.0
+# The share of equal pairs among those that are nearly equal at least.
+_SHARE = 1.0 / 16.0
+# Deviations of the number of equal pairs by chance that a table is nearly always found by.
+_FOUND = 14.0
+# Chance of equal pairs that are so many steps apart.
+_NEVER = 1e-11
+# On a grid numbers of pairs differ at other distances as well.
+_STANDS_OUT = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReuseFacts(Facts):
+    """What came of comparing all noise of a run with itself, by a sample of its values.
+
+    Attributes:
+        values: Noise values that the sample was taken from.
+        kept: Values that were kept.
+        share: The share of a step's noise that was looked at.
+        coarse: Whether the noise lies on so coarse a grid that equal values say nothing.
+        matches: Values that occur again with the same eight neighbours.
+        moved: Those of them that occur again at another coordinate.
+        first: Step, tensor and position of the first of them; empty if there is none.
+        again: Where it occurs again.
+        equal: Pairs of equal values.
+        nearly: Pairs of nearly equal values: 15 times as many where values are independent.
+        uneven: How far the number of pairs at any other distance is from their mean.
+        lag: Steps between values, of the pairs that most more of are equal than by chance.
+        lag_equal: Pairs of equal values that are so many steps apart.
+        lag_nearly: Pairs of nearly equal ones.
+        lag_uneven: As `uneven`, of those.
+        lag_chance: The chance of so many equal ones at any number of steps.
+        places_lag: Steps between values, of the two places that have equal values most often.
+        places_equal: How often they do.
+        places_chance: The chance that any two places do.
+    """
+
+    values: int = 0
+    kept: int = 0
+    share: float = number(0.0, high=1.0)
+    coarse: bool = False
+    matches: int = 0
+    moved: int = 0
+    first: tuple[()] | tuple[int, int, int] = ()
+    again: tuple[()] | tuple[int, int, int] = ()
+    equal: int = 0
+    nearly: int = 0
+    uneven: float = 0.0
+    lag: int = 0
+    lag_equal: int = 0
+    lag_nearly: int = 0
+    lag_uneven: float = 0.0
+    lag_chance: float = number(1.0, high=1.0)
+    places_lag: int = 0
+    places_equal: int = 0
+    places_chance: float = number(1.0, high=1.0)
+
+    @property
+    def excess(self) -> float:
+        """Deviations by which there are more equal pairs than independent values have."""
+        pairs = self.equal + self.nearly
+        if pairs == 0:
+            return 0.0
+        spread = math.sqrt(pairs * _SHARE * (1.0 - _SHARE) + 1.0)
+        return (self.equal - _SHARE * pairs) / spread
+
+    @property
+    def in_runs(self) -> bool:
+        """Whether windows of noise were used again."""
+        return self.matches >= _MATCHES and bool(self.first and self.again)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether they were used again at other coordinates."""
+        return self.moved > _ELSEWHERE * self.matches
+
+    @property
+    def by_value(self) -> bool:
+        """Whether values were used again in another order."""
+        more = self.equal - _SHARE / (1.0 - _SHARE) * self.nearly
+        among_all = self.excess > _FAR and more > _STANDS_OUT * self.uneven
+        return not self.in_runs and (among_all or self.by_lag or self.by_place)
+
+    @property
+    def by_lag(self) -> bool:
+        """Whether values of one step were used again so many steps later."""
+        more = self.lag_equal - _SHARE / (1.0 - _SHARE) * self.lag_nearly
+        return self.lag_chance < _NEVER and more > _STANDS_OUT * self.lag_uneven
+
+    @property
+    def by_place(self) -> bool:
+        """Whether noise of one place was used at another so many steps later, several times."""
+        return self.places_equal >= _MATCHES and self.places_chance < _NEVER
+
+    @property
+    def table(self) -> int:
+        """Entries of the largest table that values could be read from singly and be found.
+
+        A pair of values is the same entry once in as many pairs as there are entries. So many equal
+        pairs must stand out from those that are equal by chance.
+        """
+        by_chance = _SHARE / (1.0 - _SHARE) * self.nearly
+        pairs = self.values * self.kept / 2.0
+        return int(pairs / (_FOUND * math.sqrt(by_chance + 1.0)))
+
 
 # Neighbours on either side, and values of a window.
 _SIDE = 4
@@ -485,3 +596,116 @@ def _crowded(ordered: NDArray[np.float64]) -> bool:
     """Whether values meet in steps so often that whole windows of them may meet by chance."""
     _, counts = np.unique(np.floor(ordered / _STEP), return_counts=True)
     return bool((counts.astype(np.float64) ** 2).sum() > _CROWDED * ordered.size**2)
+
+
+# Noise below this share of the unit is none: what is left are rounding errors.
+_SILENCE = 1e-5
+_FEWEST_ABSENT = 10
+# Windows of a row at first, and of all rows: recorders of correlated noise hold little else.
+_A_ROW = 256
+_KEPT = 1 << 13
+_NUMBERS = "row_noise.numbers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseRowFacts(Facts):
+    """The noise of single rows of a strategy, over the absent canaries.
+
+    Attributes:
+        rows: Rows that were seen.
+        absent: Values of each.
+        silent: Rows without noise.
+        first_silent: The first of them.
+        square: Sum of squares of all rows.
+        least: The row with the least noise.
+        least_square: Its sum of squares.
+        most: The row with the most noise.
+        most_square: Its sum of squares.
+    """
+
+    rows: int = 0
+    absent: int = 0
+    silent: int = 0
+    first_silent: int = 0
+    square: float = 0.0
+    least: int = 0
+    least_square: float = 0.0
+    most: int = 0
+    most_square: float = 0.0
+
+
+class RowNoise:
+    """Rows of noise along the canaries, as they come.
+
+    Args:
+        coordinates: Where in the model each canary's value is.
+        member: Which canaries are present, and may have been planted.
+        unit: What is stated for the noise of a value; 1 where nothing is.
+    """
+
+    def __init__(
+        self,
+        coordinates: NDArray[np.int64],
+        member: NDArray[np.bool_],
+        unit: float | None,
+    ) -> None:
+        places = coordinates.reshape(member.size, -1)
+        # Neighbours in the model, so that noise that is shifted keeps its neighbours.
+        self._order = np.argsort(places[:, 0], kind="stable")
+        self._absent = np.flatnonzero(~member)
+        self._unit = unit or 1.0
+        self._sample = NoiseSample([member.size], _A_ROW, _KEPT)
+        self._facts = NoiseRowFacts(absent=self._absent.size)
+
+    def add(self, row: NDArray[np.float64]) -> None:
+        """One more row, one value a canary."""
+        facts, number = self._facts, self._facts.rows
+        self._sample.add_row(row[self._order] / self._unit, number)
+        absent = row[self._absent]
+        square = float(absent @ absent)
+        if not np.isfinite(square):
+            return
+        facts = replace(facts, rows=number + 1, square=facts.square + square)
+        limit = absent.size * (_SILENCE * self._unit) ** 2 if absent.size >= _FEWEST_ABSENT else 0.0
+        if absent.size and square <= limit:
+            first = facts.first_silent if facts.silent else number
+            facts = replace(facts, silent=facts.silent + 1, first_silent=first)
+        if number == 0 or square < facts.least_square:
+            facts = replace(facts, least=number, least_square=square)
+        if square > facts.most_square:
+            facts = replace(facts, most=number, most_square=square)
+        self._facts = facts
+
+    @property
+    def facts(self) -> NoiseRowFacts:
+        """What the rows have of noise."""
+        return self._facts
+
+    @property
+    def reuse(self) -> ReuseFacts | None:
+        """Whether any noise was used again; None where no row was seen."""
+        found = self._sample.facts()
+        return found if found.values else None
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays to resume from."""
+        numbers = [float(getattr(self._facts, name)) for name in NoiseRowFacts.__slots__]
+        return {_NUMBERS: np.array(numbers), **self._sample.arrays()}
+
+    def load(self, arrays: dict[str, Any]) -> None:
+        """Resume from `arrays`; without them, from nothing.
+
+        Raises:
+            FileFormatError: They are no such arrays.
+        """
+        numbers = arrays.get(_NUMBERS)
+        if numbers is None:
+            return
+        names = NoiseRowFacts.__slots__
+        if getattr(numbers, "shape", None) != (len(names),):
+            raise FileFormatError(f"Expected {_NUMBERS} of {len(names)} numbers, got others.")
+        values = dict(zip(names, numbers.tolist(), strict=True))
+        whole = {name: int(value) for name, value in values.items() if "square" not in name}
+        facts = NoiseRowFacts(**{**values, **whole})
+        self._sample.load(arrays)
+        self._facts = facts

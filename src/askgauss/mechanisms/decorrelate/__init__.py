@@ -1,1 +1,0 @@
-"""Decorrelation: releases of correlated noise turned back into independent noise."""
