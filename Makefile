@@ -73,6 +73,9 @@ check: lint types docs test  ## what CI runs
 clean-runs: $(VENV)/all.stamp  ## clean runs of Opacus and every trainer, no exact check may alarm; rewrites docs/clean-runs.md
 	$(BIN)/python -m benchmarks.clean_runs 300 --output docs/clean-runs.md
 
+leaks: $(VENV)/all.stamp  ## leaking loops: found, and named; correct ones beside them; rewrites docs/leaks.md
+	$(BIN)/python -m benchmarks.leaks --output docs/leaks.md
+
 bench: $(VENV)/all.stamp  ## ratios measured side by side
 	$(BIN)/python -m benchmarks
 

@@ -10,9 +10,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from askgauss._text import printable
 from askgauss.cli.options import RunRate, Seed
 from askgauss.cli.program import Command, Debug, Group, Program, Quiet
-from askgauss.cli.terminal import as_table, note, printable, say
+from askgauss.cli.terminal import as_table, note, say
 
 __all__ = ["app", "main"]
 

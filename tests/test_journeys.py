@@ -233,15 +233,20 @@ def test_the_release_manager(desk, broken):
     desk("-m", "askgauss", "check-results", "result-edited.json", code=2)
 
 
+@pytest.fixture(scope="module")
+def window():
+    with browser() as opened:
+        yield opened
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_report_on_a_screen(broken, width, scheme):
-    with browser() as window:
-        emulate(window, scheme=scheme, width=width)
-        open_file(window, broken)
-        wide, bottom = window.execute_script(
-            "return [document.documentElement.scrollWidth,"
-            " document.querySelector('.advice').getBoundingClientRect().top]"
-        )
-        assert wide <= width
-        assert bottom < 900  # what to do stands on the first screen
+def test_the_report_on_a_screen(broken, window, width, scheme):
+    emulate(window, scheme=scheme, width=width)
+    open_file(window, broken)
+    wide, bottom = window.execute_script(
+        "return [document.documentElement.scrollWidth,"
+        " document.querySelector('.advice').getBoundingClientRect().top]"
+    )
+    assert wide <= width
+    assert bottom < 900  # what to do stands on the first screen

@@ -62,6 +62,7 @@ def test_what_is_found_gives_the_power_and_a_little_less_does_not(auditor, name,
     assert power.solve(**known | {"power": None}, auditor=auditor).power < 0.8
 
 
+@pytest.mark.calibration
 def test_power_of_the_shift_is_that_of_simulated_audits():
     """400 audits; off by 5 standard errors with probability 6e-7."""
     plan = solved("power", GaussianShift(), epsilon=4.0, alternative=5.0, present=60, absent=60)

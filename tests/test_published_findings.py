@@ -171,7 +171,7 @@ def test_no_number_is_one_pairs_own(kind):
         half = 3.0 / math.sqrt(40.0)
         sign = math.copysign(1.0, finding.measured)
         assert finding.measured == pytest.approx(0.5 * sign * (half + 0.95), abs=1e-4)
-        assert f"correlate by {sign * half:+.2f} to {sign * 0.95:+.2f}" in finding.summary
+        assert f"correlates by {sign * half:+.2f} to {sign * 0.95:+.2f}" in finding.summary
 
 
 def named(result):
@@ -269,11 +269,11 @@ def twice(noise, canaries):
 @pytest.mark.parametrize(
     ("change", "check", "says"),
     [
-        (less_in_one, "noise by coordinate", r"is about 0\.[12]\d times the average"),
+        (less_in_one, "noise by coordinate", r"has about 0\.[12]\d times the average"),
         (less_in_a_tensor, "noise by tensor", r"has (0\.[56]|1\.[67])\d* times the noise"),
         (uneven, "noise by coordinate", r"differ by \d"),
-        (one_far_out, "noise extremes", r"and 2\d\.[05] deviations"),
-        (twice, "shared noise", r"correlate by \+1\.00"),
+        (one_far_out, "noise extremes", r"and 2\d\.[05] standard deviations"),
+        (twice, "shared noise", r"correlates by \+1\.00"),
     ],
 )
 def test_what_is_one_canarys_still_reads_as_failed(change, check, says):

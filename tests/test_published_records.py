@@ -20,7 +20,7 @@ from askgauss.checks.registry import made
 from askgauss.checks.sampler import SAMPLER_CHECKS
 from askgauss.checks.step_invariants import record_contributions
 from askgauss.federated import AuditedAggregator
-from askgauss.monitor.history import History
+from askgauss.monitor.feed import History
 from askgauss.recording.facts import ProbeFacts, ProbeReading, RoundFacts, StepFacts
 from askgauss.replay import join
 from askgauss.results import Status, Verdict

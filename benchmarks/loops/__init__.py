@@ -28,21 +28,6 @@ DELTA = 1e-5
 # Canaries are part of what JAX compiles: with the same ones, all runs of a kind share it.
 CANARY_SEED = 0
 
-Run = Callable[[int], AuditResult]
-
-
-@dataclass(frozen=True)
-class Leak:
-    """A loop that leaks.
-
-    Attributes:
-        run: Trains once, from a seed.
-        checks: Each of them names the leak rightly.
-    """
-
-    run: Run
-    checks: Sequence[str]
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -53,16 +38,39 @@ class Outcome:
         failed: Checks that failed.
         warned: Checks that warned.
         lead: The check that the result leads with.
+        untested: Parts of the training that the result lists as not tested.
     """
 
     verdict: str
     failed: tuple[str, ...]
     warned: tuple[str, ...]
     lead: str
+    untested: tuple[str, ...] = ()
 
 
-def outcome(result: AuditResult) -> Outcome:
+Run = Callable[[int], AuditResult]
+
+
+@dataclass(frozen=True)
+class Leak:
+    """A loop that leaks.
+
+    Attributes:
+        run: Trains once, from a seed; gives what the audit, or the monitor, said.
+        checks: Each of them names the leak rightly.
+        part: The part of the training that it is in: where it is not found, the result has to
+            list this part as not tested.
+    """
+
+    run: Callable[[int], AuditResult | Outcome]
+    checks: Sequence[str]
+    part: str = ""
+
+
+def outcome(result: AuditResult | Outcome) -> Outcome:
     """What a result says, in few words."""
+    if isinstance(result, Outcome):
+        return result
     first = leading(result.findings)
 
     def of(status: Status) -> tuple[str, ...]:
@@ -73,6 +81,7 @@ def outcome(result: AuditResult) -> Outcome:
         of(Status.FAIL),
         of(Status.WARN),
         "" if first is None else first.check,
+        tuple(part.name for part in result.scope if part.status == "not tested"),
     )
 
 

@@ -441,12 +441,47 @@ def by_step(deviation: float, key: Any) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda _: jnp.zeros((), jnp.int32), update)
 
 
+def matrices_only(deviation: float, key: Any) -> optax.GradientTransformation:
+    """Noise on matrices, and none on biases."""
+    inner = by_hand(deviation, key)
+
+    def update(total: Tree, state: Any, params: Any = None) -> Any:
+        noisy, state = inner.update(total, state)
+        return jax.tree.map(lambda own, with_noise: with_noise if own.ndim > 1 else own,
+                            total, noisy), state  # fmt: skip
+
+    return optax.GradientTransformation(inner.init, update)
+
+
+def negated(deviation: float, key: Any) -> optax.GradientTransformation:
+    """Every second step takes the noise of the one before, with the other sign."""
+
+    def update(total: Tree, state: Any, params: Any = None) -> Any:
+        leaves, shape = jax.tree.flatten(total)
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(key), state // 2), len(leaves))
+        sign = 1.0 - 2.0 * (state % 2)
+        noisy = [
+            item + sign * deviation * jax.random.normal(own, item.shape)
+            for own, item in zip(keys, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(shape, noisy), state + 1
+
+    return optax.GradientTransformation(lambda _: jnp.zeros((), jnp.int32), update)
+
+
 LEAKS: dict[str, Leak] = {
     "sum and noise in bfloat16": Leak(of(options={"dtype": jnp.bfloat16}), ("noise precision",)),
     "weights and noise in bfloat16": Leak(of(dtype=jnp.bfloat16), ("noise precision",)),
     "half the noise": Leak(of(privatizer=half), ("noise scale",)),
     "one key for all steps": Leak(
         of(privatizer=again), ("repeated noise", "noise reused at other coordinates")
+    ),
+    "biases without noise": Leak(
+        of(privatizer=matrices_only),
+        ("noise by tensor", "noise coverage", "noise scale", "values without noise"),
+    ),
+    "noise of the last step, negated": Leak(
+        of(privatizer=negated), ("repeated noise", "noise reused at other coordinates")
     ),
     "key of step and tensor added": Leak(
         of(privatizer=by_step), ("noise reused at other coordinates",)

@@ -432,6 +432,14 @@ class Halved(Private):
         return super().loss_of([item[: max(1, len(item) // 2)] for item in batch])
 
 
+class ByItsValue(Private):
+    """The loss of a batch is divided by its own value."""
+
+    def loss_of(self, batch: Any) -> Any:
+        loss = super().loss_of(batch)
+        return loss / loss.detach()
+
+
 def leak(module: type[Private] = Private, **changes: Any) -> Run:
     def run(seed: int) -> AuditResult:
         with tempfile.TemporaryDirectory() as folder:
@@ -445,6 +453,7 @@ _WRITTEN = ("weights between steps",)
 LEAKS: dict[str, Leak] = {
     "batches doubled": Leak(leak(Doubled), ("rows per record",)),
     "batches halved": Leak(leak(Halved), ("rows per record",)),
+    "loss divided by its own value": Leak(leak(ByItsValue), ("mixed records",)),
     "mean of the data added to the weights": Leak(
         leak(callbacks=lambda _: [Writes(None, clean_mean)]), _WRITTEN
     ),

@@ -27,6 +27,7 @@ __all__ = [
     "fail",
     "finite",
     "finite_vector",
+    "instance",
     "integer",
     "is_within",
     "magnitude",
@@ -163,6 +164,13 @@ def one_of(choices: tuple[str, ...], hint: str = "", **arguments: Any) -> None:
     for name, value in arguments.items():
         if not isinstance(value, str) or value not in choices:
             raise fail(name, value, f"to be one of {', '.join(choices)}", hint)
+
+
+def instance(kind: type, hint: str = "", **arguments: Any) -> None:
+    """Every argument is None, or an object of this class."""
+    for name, value in arguments.items():
+        if value is not None and not isinstance(value, kind):
+            raise fail(name, value, f"to be a {kind.__name__}", hint)
 
 
 def is_within(values: NDArray[np.float64], largest: float = LARGEST) -> bool:

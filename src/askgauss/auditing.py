@@ -24,7 +24,7 @@ from askgauss.checks.context import has_opposites
 from askgauss.checks.gate import error_share, stopping
 from askgauss.checks.registry import made
 from askgauss.checks.scope import scope_of
-from askgauss.claims import PrivacyClaim, check_claim
+from askgauss.claims import HOW_TO_CLAIM, PrivacyClaim
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
 from askgauss.figures.summary import summarise
 from askgauss.policy import Reading, Terms
@@ -115,7 +115,7 @@ def audit(
         <Verdict.VIOLATION: 'VIOLATION'>
     """
     check_audit_data(data)
-    check_claim(claim)
+    _validate.instance(PrivacyClaim, HOW_TO_CLAIM, claim=claim)
     end = _watched_end(data, claim)
     return audited(
         data,

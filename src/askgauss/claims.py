@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from askgauss import _validate
-from askgauss.exceptions import InvalidArgumentError
 from askgauss.sampling import Poisson, Scheme, scheme_of
 
-__all__ = ["PrivacyClaim", "check_claim"]
+__all__ = ["HOW_TO_CLAIM", "PrivacyClaim"]
+
+HOW_TO_CLAIM = "Make one with PrivacyClaim(epsilon=8.0, delta=1e-5)."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +92,3 @@ class PrivacyClaim:
         unit = ", of a user" if self.unit == "user" else ""
         said = f"epsilon {self.epsilon:g} at delta {self.delta:g}"
         return f"{said}{neighbours[self.adjacency]}{unit}"
-
-
-def check_claim(claim: object) -> None:
-    """Refuse whatever is no claim, and say how to make one."""
-    if claim is not None and not isinstance(claim, PrivacyClaim):
-        raise InvalidArgumentError(
-            f"Expected claim to be a PrivacyClaim, got {str(claim)[:80]!r}. Make one with "
-            "PrivacyClaim(epsilon=8.0, delta=1e-5)."
-        )

@@ -19,7 +19,7 @@ from askgauss.auditing import audit
 from askgauss.auditors import as_auditor, auditor_types
 from askgauss.auditors.auditor import Auditor
 from askgauss.checks import diagnose
-from askgauss.claims import PrivacyClaim, check_claim
+from askgauss.claims import HOW_TO_CLAIM, PrivacyClaim
 from askgauss.exceptions import (
     AskGaussError,
     InvalidArgumentError,
@@ -133,8 +133,8 @@ class Comparison:
             middle, low, high = self.area
             claimed += f"; area under the curve {middle:.3f} ({low:.3f} to {high:.3f})"
         return (
-            f"{self.present:,} present and {self.absent:,} absent canaries, delta {self.delta:g}, "
-            f"confidence {self.confidence:g} each{claimed}"
+            f"{self.present:,} inserted and {self.absent:,} held-out canaries, delta "
+            f"{self.delta:g}, confidence {self.confidence:g} each{claimed}"
         )
 
     def _notes(self) -> list[str]:
@@ -261,7 +261,7 @@ def compare(
         ['gaussian-shift', 'one-run']
     """
     check_audit_data(data)
-    check_claim(claim)
+    _validate.instance(PrivacyClaim, HOW_TO_CLAIM, claim=claim)
     methods = _methods(auditors)
     level = _delta(claim, delta)
     _validate.within(0.5, 1, confidence=confidence)

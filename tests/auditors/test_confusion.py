@@ -160,7 +160,8 @@ class TestQuestions:
         evidence = gather(auditor, draw(200, 150, 100.0))
         bound = auditor.epsilon_lower(evidence, delta=1e-5, confidence=0.95)
         ceiling = auditor.ceiling(evidence, delta=1e-5, confidence=0.95)
-        assert bound <= ceiling * (1 + 1e-9)
+        # Curves at stated ranks are searched to a millionth.
+        assert bound <= ceiling * (1 + (2e-6 if selection == ag.Ranks() else 1e-9))
         assert bound > 0
         result = ag.audit(
             draw(200, 150, 100.0),

@@ -30,6 +30,7 @@ def shifted(rng, records=2000, kind="mean", leak=0.0):
     return ag.CanaryScores(score=score, member=member), features, chance
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("kind", ["mean", "time", "rare", "curved", "interaction"])
 def test_a_shift_without_a_leak_is_explained(kind):
     """With the true odds a bound above 0 comes in at most 5 % of sets; 40 sets, at most 8."""
@@ -71,6 +72,7 @@ def test_the_curve_falls_by_the_logarithm_of_gamma():
     assert report.epsilon_at(100.0 * report.gamma_to_zero) == 0.0
 
 
+@pytest.mark.calibration
 def test_odds_that_are_off_by_gamma_keep_the_bound_at_gamma():
     """A hidden trait, which the attack knows, doubles or halves odds that are stated as even."""
     rng = np.random.default_rng(6)

@@ -27,19 +27,19 @@ CELLS = [
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 @pytest.mark.parametrize("law_known", [True, False], ids=["law known", "law unknown"])
 def test_shift_is_above_the_truth_at_most_nominally(cell, law_known):
-    result = count(GaussianShift(), cell, audits=400, seed=3, law_known=law_known)
+    result = count(GaussianShift(), cell, audits=130, seed=3, law_known=law_known)
     assert result.above <= result.allowed_among(2 * len(CELLS)), result
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_rectangle_is_above_the_truth_at_most_nominally(cell):
-    result = count(GaussianRectangle(), cell, audits=150, seed=4)
+    result = count(GaussianRectangle(), cell, audits=50, seed=4)
     assert result.above <= result.allowed_among(len(CELLS)), result
 
 
 @pytest.mark.parametrize("cell", [CELLS[3], CELLS[5]], ids=str)
 def test_ellipsoid_is_above_the_truth_at_most_nominally(cell):
-    result = count(GaussianEllipsoid(resamples=500, seed=0), cell, audits=40, seed=5)
+    result = count(GaussianEllipsoid(resamples=500, seed=0), cell, audits=15, seed=5)
     assert result.above <= result.allowed_among(2), result
 
 

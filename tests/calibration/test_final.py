@@ -14,7 +14,7 @@ from tests.mechanism_audit.exam import BROKEN, CORRECT
 @pytest.mark.parametrize("cell", SNAPSHOTS, ids=lambda cell: cell.name)
 def test_bounds_of_snapshots_are_above_the_truth_as_rarely_as_stated(cell):
     """More than allowed with probability 1e-4."""
-    audits = 60
+    audits = 20
     wrong, share = above(cell, audits, seed=1)
     assert wrong <= binom.isf(1e-4, audits, 0.05)
     assert share > (0.0 if "few" in cell.name else 0.4)
@@ -28,13 +28,13 @@ def named(cases, name):
 def test_a_mechanism_read_as_scores_is_not_overstated(name):
     case = named(CORRECT, name)
     wrong = 0
-    for seed in range(40):
+    for seed in range(15):
         scores = mechanism_scores(case.mechanism, case.data, case.neighbour, samples=300, seed=seed)
         bound = ag.audit(
             scores, delta=case.claim.delta, auditor=ag.ClopperPearson(), diagnostics=False
         ).epsilon_lower
         wrong += bound > case.epsilon
-    assert wrong <= binom.isf(1e-4, 40, 0.05)
+    assert wrong <= binom.isf(1e-4, 15, 0.05)
 
 
 def test_all_auditors_compare_on_a_broken_mechanism():

@@ -14,12 +14,12 @@ from tests.calibration.gate import SETTINGS, Setting, count_alarms
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_correct_runs_raise_no_more_alarms_than_the_gate_error(setting):
     """At a gate error of one tenth, so that few runs are enough to see it exceeded."""
-    alarms = count_alarms(setting, 16, gate_error=0.1, seed=100)
+    alarms = count_alarms(setting, 6, gate_error=0.1, seed=100)
     assert alarms.false <= alarms.allowed(0.1), alarms
 
 
 def test_at_the_default_gate_error_there_is_none():
-    alarms = count_alarms(SETTINGS[0], 12, gate_error=0.001, seed=300)
+    alarms = count_alarms(SETTINGS[0], 4, gate_error=0.001, seed=300)
     assert alarms.false == 0, alarms
     assert not alarms.checks
 

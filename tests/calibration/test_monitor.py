@@ -37,9 +37,9 @@ def test_many_runs_at_once_are_judged_as_the_monitor_judges_one(sampling, cell):
 
 @pytest.mark.parametrize("name", [name for name in CLEAN if "100 / 100" in name])
 def test_clean_runs_alarm_at_most_as_often_as_stated(name):
-    """Judged after each of 200 steps; at an error that 300 runs can count."""
+    """Judged after each of 200 steps; at errors that 100 runs can count."""
     seed = list(CLEAN).index(name)
-    peaks = largest_evidence(np.random.default_rng(seed), 300, 200, **CLEAN[name])
+    peaks = largest_evidence(np.random.default_rng(seed), 100, 200, **CLEAN[name])
     for error in (0.1, 0.05):
         alarms = int(np.count_nonzero(peaks >= -math.log(error)))
-        assert alarms <= 300 * error + 3.0 * math.sqrt(300 * error)
+        assert alarms <= 100 * error + 3.0 * math.sqrt(100 * error)

@@ -21,7 +21,7 @@ from askgauss.stats.guess_counts import epsilon_from_counts
 from tests.calibration import peers
 from tests.calibration.peers import FREE, GAUSSIAN, LAWS, Law, PeerCell, allowed, count
 
-AUDITS = 100
+AUDITS = 35
 CELLS = peers.cells([300])
 
 
@@ -47,8 +47,8 @@ def test_bounds_are_above_the_truth_at_most_nominally(law):
 def test_groups_of_fixed_sizes_are_thinned_to_fair_coins(auditor):
     """Half the canaries present, exactly: guessing is easier, and must not look like a leak."""
     for law in (Law("randomised response", 3.0), Law("randomised response", 0.0), LAWS[0]):
-        result = count(PeerCell(auditor, law, 200, coins="fixed"), 200, seed=3, bounds=1)
-        assert result.above <= allowed(200, 12), result
+        result = count(PeerCell(auditor, law, 200, coins="fixed"), 70, seed=3, bounds=1)
+        assert result.above <= allowed(70, 12), result
 
 
 def test_bounds_come_close_to_the_truth_where_they_can():
@@ -73,7 +73,7 @@ class TestTheCountWouldNotice:
         cell = PeerCell(
             Careless(selection=ag.Fixed(fraction=1.0)), Law("randomised response", 1.0), 300
         )
-        assert count(cell, AUDITS, seed=5, bounds=0).above > allowed(AUDITS, len(CELLS))
+        assert count(cell, 100, seed=5, bounds=0).above > allowed(100, len(CELLS))
 
     def test_a_number_of_guesses_chosen_on_the_canaries_it_is_tested_with(self):
         class Careless(ag.OneRun):
@@ -110,7 +110,7 @@ class TestTheCountWouldNotice:
         monkeypatch.setattr(guessing, "random_order", careless)
         silent = Law("randomised response", 0.0)
         cell = PeerCell(ag.OneRun(selection=ag.Fixed(fraction=0.3)), silent, 300)
-        assert count(cell, AUDITS, seed=7, bounds=0).above > allowed(AUDITS, len(CELLS))
+        assert count(cell, 100, seed=7, bounds=0).above > allowed(100, len(CELLS))
 
     def test_fixed_groups_taken_for_fair_coins(self):
         """Nearly all bits are known, and with them, from the group sizes, the others."""

@@ -10,7 +10,7 @@ from askgauss.checks import diagnose
 from askgauss.results import Consequence, Status
 from tests.calibration import transcript_cells
 
-AUDITS, GATE = 25, 0.02
+AUDITS, GATE = 9, 0.02
 
 
 @pytest.mark.parametrize("cell", transcript_cells.CELLS, ids=lambda cell: cell.name)

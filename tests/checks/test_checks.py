@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 
@@ -13,9 +14,8 @@ from tests.calibration.gate import UNBROKEN
 import askgauss as ag
 from askgauss.checks import diagnose
 from askgauss.checks.context import Context
-from askgauss.checks.gate import worded
+from askgauss.checks.gate import NOISE_CHECKS, worded
 from askgauss.checks.registry import made
-from askgauss.checks.running import NOISE_CHECKS
 from askgauss.checks.signal import SIGNAL_CHECKS
 from askgauss.results import Consequence, Status
 from askgauss.sampling import MinSeparation
@@ -207,7 +207,7 @@ def test_noise_drift_measures_the_change():
 def test_repeated_noise_names_the_steps():
     item = check("repeated noise", fault="reseeded-on-resume")
     assert item.measured == pytest.approx(1.0, abs=1e-5)
-    first, second = (int(word.rstrip(",")) for word in item.summary.split() if word[0].isdigit())
+    first, second = map(int, re.search(r"\((\d+) and (\d+)\)", item.summary).groups())
     assert second - first == 30
 
 
@@ -365,7 +365,7 @@ class TestSignal:
             told = run.with_facts(replace(run.facts, accounted_steps=counted))
             item = checks(told, claimed(1000.0, steps=seen))["step count"]
             assert item.status is status
-        assert f"{seen} steps were seen of {seen + 1}" in item.summary
+        assert f"{seen} steps were recorded of {seen + 1}" in item.summary
         assert f"{seen} are claimed" in item.summary
         # Of a step that nobody saw no fault shows.
         assert item.visible == 1.0

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from askgauss.auditors import subsampled_gaussian
+from askgauss.checks.gate import NOISE_CHECKS
 from askgauss.checks.registry import PARTS, Severity, check, registered, severity
-from askgauss.checks.running import NOISE_CHECKS
 from askgauss.checks.signal import SIGNAL_CHECKS
 from askgauss.federated import FEDERATED_FAULTS
 from askgauss.results import Consequence, Finding, Status

@@ -11,6 +11,7 @@ from scipy import stats
 
 from askgauss.checks import tails
 from askgauss.checks.correlation import most_similar, returning, squared_cosines_p_value
+from askgauss.stats.limits import binomial_p_value
 
 
 class TestSpread:
@@ -81,12 +82,12 @@ def test_correlation_tail_is_that_of_two_gaussian_samples(correlation):
 def test_binomial(successes, trials, rate):
     law = stats.binom(trials, rate)
     expected = min(1.0, 2 * min(law.cdf(successes), law.sf(successes - 1)))
-    assert tails.binomial_p_value(successes, trials, rate) == pytest.approx(expected, rel=1e-9)
+    assert binomial_p_value(successes, trials, rate) == pytest.approx(expected, rel=1e-9)
 
 
 def test_binomial_at_a_rate_of_one():
-    assert tails.binomial_p_value(5, 5, 1.0) == 1.0
-    assert tails.binomial_p_value(4, 5, 1.0) == 0.0
+    assert binomial_p_value(5, 5, 1.0) == 1.0
+    assert binomial_p_value(4, 5, 1.0) == 0.0
 
 
 def test_overlap_is_counted_out():

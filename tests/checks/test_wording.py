@@ -15,9 +15,8 @@ import askgauss as ag
 from askgauss import report
 from askgauss.auditors import auditor_types
 from askgauss.checks.accountant import NEIGHBOUR_CHECKS, Neighbours
-from askgauss.checks.gate import apply_gate
+from askgauss.checks.gate import apply_gate, correlated_checks, transcript_checks
 from askgauss.checks.registry import SUSPICIOUS, judged, made, registered
-from askgauss.checks.running import correlated_checks, transcript_checks
 from askgauss.checks.score_shape import score_checks
 from askgauss.figures.summary import RunSummary, tables_of
 from askgauss.mechanisms.banded import BandedStrategy

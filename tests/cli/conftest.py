@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 
 import pytest
+import typer.main
+import typer.testing
 from typer.testing import CliRunner
 
 import askgauss as ag
@@ -32,6 +35,10 @@ from askgauss.cli import main
 main(sys.argv[1:])
 """
 PLAIN_PROGRAM = [sys.executable, "-c", WITHOUT_EXTRAS]
+
+
+# The program is the same in every call: reading the signatures of its commands once is enough.
+typer.testing._get_command = functools.cache(typer.main.get_command)
 
 
 @pytest.fixture(autouse=True)

@@ -193,7 +193,7 @@ def test_control_c_in_the_first_seconds_leaves_a_folder_that_can_be_used(tmp_pat
         while process.poll() is None and not (folder / ".lock").exists():
             time.sleep(0.001)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=120)
+        process.communicate(timeout=600)
     assert process.returncode == 130
     assert not (folder / "result.json").exists()
     # Where it was stopped before run.json was there, and where it was killed while writing that.

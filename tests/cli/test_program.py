@@ -77,6 +77,7 @@ print(json.dumps([alone, package, with_help, heavy()]))
 """
 
 
+@pytest.mark.process
 def test_help_and_version_import_nothing_heavy():
     code = _IMPORTS.format(root=str(SOURCE.parent), source=str(SOURCE), heavy=HEAVY)
     done = subprocess.run(
@@ -185,6 +186,7 @@ def test_operating_system_errors_name_the_next_step():
     assert program.explain_os_error(OSError("odd")) == "odd."
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_closed_pipe_ends_quietly(unbuffered):
     arguments = ["simulate", "dpsgd", "--steps", "100", "--present", "200", "--absent", "200"]
@@ -198,9 +200,10 @@ def test_a_closed_pipe_ends_quietly(unbuffered):
         assert process.stdout.read(10).startswith(b"PK")
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(60) == 141
+        assert process.wait(600) == 141
 
 
+@pytest.mark.process
 def test_help_into_a_closed_pipe_ends_quietly():
     reader, writer = os.pipe()
     os.close(reader)
@@ -272,6 +275,7 @@ def test_a_stderr_that_cannot_be_written_changes_no_exit_code(
     not (Path("/bin/sh").exists() and Path("/dev/full").exists()),
     reason="needs a shell, and a device that is always full",
 )
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("redirections", "code"),
     [(">&- 2>/dev/full", 2), (">/dev/full 2>&-", 2), ("2>&-", 1), ("<&-", 1)],

@@ -33,7 +33,7 @@ def test_the_first_thing_to_try():
             check=False,
         )
         assert writer.stderr.read() == b""
-        assert writer.wait(60) == 0
+        assert writer.wait(600) == 0
     assert reader.returncode == 1
     assert reader.stdout.startswith("VIOLATION: ")
     assert reader.stderr == ""

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from askgauss import accounting
 from askgauss.cli.watch_command import picture
 from askgauss.cli.watch_view import Follower, WatchServer, spark
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
@@ -151,6 +152,26 @@ def test_numbers_at_the_ends_of_their_ranges_are_shown(folder, feed):
         assert Follower(folder).look().line
 
 
+def test_a_look_does_not_compose_many_noise_levels_again_and_again(folder, feed, monkeypatch):
+    """Each takes a fraction of a second, in a page that asks every second."""
+    asked = []
+    monkeypatch.setattr(
+        accounting, "history_epsilon", lambda kinds, delta: asked.append([*kinds]) or 1.0
+    )
+    for levels, status, composed in (
+        (8, "running", True), (9, "running", False), (64, "running", False), (64, "finished", True)
+    ):  # fmt: skip
+        kinds = tuple((1.0 + 0.01 * level + 0.001 * len(asked), 5) for level in range(levels))
+        changed = replace(
+            feed, declared=kinds, steps=5 * levels, begun_after=0, sampling_rate=0.1, status=status
+        )
+        write_feed(folder, changed)
+        assert (follow(folder, changed)[0].look().spent is not None) is composed
+    write_feed(folder, replace(feed, declared=tuple((1.0 + level, 1) for level in range(65))))
+    with pytest.raises(FileFormatError, match="at most 64 declared"):
+        read_feed(folder)
+
+
 def test_feeds_of_other_sizes_are_refused(folder, feed):
     write_feed(folder, replace(feed, course=replace(feed.course, noise=())))
     with pytest.raises(FileFormatError, match="one length"):
@@ -284,7 +305,7 @@ def server(folder, feed):
 
 
 def ask(server, path, method="GET", host=None, token=None, **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=600)
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     prefix = server.address.rstrip("/").rpartition("/")[2] if token is None else token
     connection.request(
@@ -410,7 +431,7 @@ def test_in_a_browser_it_updates_by_itself(folder, feed, server):
 
 def _until(condition):
     """Wait for what the page does by itself; it looks once a second."""
-    for _ in range(100):
+    for _ in range(1000):
         if condition():
             return
         time.sleep(0.2)

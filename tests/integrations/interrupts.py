@@ -191,18 +191,18 @@ def interrupted(kind: str, run: Run, canaries: Any, phase: str, line: int) -> tu
                 pass
         after = state_of(run)
         left = [name for name in before if before[name] != after[name]]
-        _forget_backward(run)
+        forget_backward(run.model)
         with counted() as calls:
             run.train()
         held = any(lock.stream is not None for lock in locks._held.values())
         return interrupt.struck, left + calls[:1] + ["files"] * held
 
 
-def _forget_backward(run: Run) -> None:
+def forget_backward(model: nn.Module) -> None:
     """What Opacus itself keeps of a backward pass that was cut short."""
-    for parameter in run.model.parameters():
+    for parameter in model.parameters():
         parameter._forward_counter = 0
-    for module in run.model.modules():
+    for module in model.modules():
         if hasattr(module, "activations"):
             module.activations = []
 

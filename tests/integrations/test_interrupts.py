@@ -8,7 +8,7 @@ import pytest
 
 from askgauss.integrations.attachment import Attachment
 from askgauss.integrations.opacus import CanaryAudit
-from tests.integrations import interrupts
+from tests.integrations import interrupts, trainer_interrupts
 from tests.integrations.runs import make_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -69,3 +69,23 @@ def test_an_audit_may_be_entered_through_a_stack():
         run.train()
     assert audit.steps == 8
     assert interrupts.state_of(run) == before
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("trainer", "phase", "line"),
+    [
+        ("lightning", "enter", 200),
+        ("lightning", "step", 100),
+        ("lightning", "leave", 1),
+        ("transformers", "enter", 200),
+        ("transformers", "step", 100),
+        ("transformers", "leave", 1),
+    ],
+)
+def test_a_trainer_that_is_interrupted_lets_go(trainer, phase, line):
+    """A later step neither inserts nor observes; `trainer_interrupts` takes more lines."""
+    pytest.importorskip(trainer)
+    struck, left = trainer_interrupts.interrupted(trainer, phase, line)
+    assert struck
+    assert left == []

@@ -728,7 +728,7 @@ def test_jax_missing_names_the_extra():
         "except MissingExtraError as error:\n    print(error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600
     )
     assert "askgauss[jax]" in done.stdout
 

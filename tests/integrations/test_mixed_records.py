@@ -87,6 +87,25 @@ def contrastive(run, output, target):
     return functional.cross_entropy(similar @ similar.T, own) if len(target) else output.sum()
 
 
+def by_its_value(run, output, target):
+    lost = functional.cross_entropy(output, target)
+    return lost / lost.detach()
+
+
+def by_share(run, output, target):
+    losses = functional.cross_entropy(output, target, reduction="none")
+    return (losses.detach().softmax(0) * losses).sum()
+
+
+def below_quantile(run, output, target):
+    losses = functional.cross_entropy(output, target, reduction="none")
+    if not len(losses):
+        return losses.sum()
+    with torch.no_grad():
+        most = losses.quantile(0.6)
+    return (losses * (losses <= most)).mean()
+
+
 class Normalised(nn.Module):
     """Batch normalisation that Opacus does not see."""
 
@@ -146,6 +165,14 @@ MIXED = {
     "batch norm": ({"model": Normalised}, "forward"),
     "running mean": ({"model": Centred}, "state"),
 }
+
+
+@pytest.mark.parametrize("loss", [by_its_value, by_share, below_quantile])
+def test_what_a_loss_takes_from_detached_outputs_is_found(loss):
+    """A second derivative does not show it; the loss is repeated with other outputs."""
+    facts = facts_of(loss=loss, epochs=1)
+    assert facts.loss_first
+    assert facts.forward_first == facts.inputs_first == facts.weights_first == 0
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
@@ -224,6 +251,17 @@ def erased(features, target):
     return features, target
 
 
+def own_weights(run, output, target):
+    losses = functional.cross_entropy(output, target, reduction="none")
+    return (losses.detach().clamp(max=2.0) * losses).mean()
+
+
+def hinge(run, output, target):
+    """Without a second derivative."""
+    own = output.gather(1, target[:, None])
+    return (1.0 + output - own).clamp(min=0.0).sum(1).mean()
+
+
 def scaled(features, target):
     return (features - 0.3) / 0.2, target
 
@@ -240,6 +278,8 @@ CORRECT = {
     "fixed weights": ({"loss": weighted}, LOOKED),
     "scheduled weights": ({"loss": scheduled}, LOOKED),
     "label smoothing": ({"loss": smoothed}, LOOKED),
+    "weights of a record's own loss": ({"loss": own_weights}, LOOKED),
+    "hinge": ({"loss": hinge}, LOOKED),
 }
 
 
@@ -264,6 +304,42 @@ def test_what_was_not_looked_at_is_said():
     assert found.status is Status.NOT_RUN
     assert "the forward pass and the loss mixed no records" in found.summary
     assert {part.name: part.status for part in result.scope}["per-sample gradient"] == "not tested"
+
+
+def read_as_number(run, output, target):
+    losses = functional.cross_entropy(output, target, reduction="none")
+    return losses.mean() / float(losses.detach().mean())
+
+
+def written_in_place(run, output, target):
+    losses = functional.cross_entropy(output, target, reduction="none")
+    weights = torch.ones(len(losses))
+    weights.mul_(losses.detach())
+    return (weights / weights.sum() * losses).sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"), [(read_as_number, "a number is read"), (written_in_place, "in place")]
+)
+def test_a_loss_that_cannot_be_repeated_is_not_taken_for_clean(loss, why):
+    facts = facts_of(loss=loss, epochs=1)
+    assert facts.loss == 0
+    assert why in facts.loss_unseen
+
+
+def test_other_records_in_a_second_call_are_not_taken_for_the_same():
+    """Opacus adds up the gradients of both calls row by row."""
+
+    def second(run, output, target):
+        lost = run.criterion(output, target)
+        return lost + run.criterion(run.model(ROWS.tensors[0][: len(target)]), target)
+
+    run, audit = audited(loss=second, epochs=1)
+    facts = audit.transcript().facts
+    assert "second call" in facts.mixing.inputs_unseen
+    claim = ag.PrivacyClaim(epsilon=1.001 * run.engine.get_epsilon(1e-5), delta=1e-5)
+    scope = {part.name: part.status for part in audit.result(claim=claim).scope}
+    assert scope["per-sample gradient"] == "not tested"
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
@@ -291,5 +367,6 @@ def test_torch_is_as_it_was_afterwards():
     with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, present=20, absent=40):
         assert torch.autograd.backward is not backward
         run.train()
+    assert not torch.overrides._get_current_function_mode_stack()
     assert torch.autograd.backward is backward
     assert batch_stream._MapDatasetFetcher.fetch is fetch

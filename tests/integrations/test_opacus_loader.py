@@ -110,7 +110,7 @@ def test_a_cyclic_sampler_accounted_as_poisson_breaks_the_claim_undeclared(cycle
     assert {"sampling in time", "accounted sampling"} <= failed(result)
     assert result.verdict is Verdict.VIOLATION
     found = finding(result, "accounted sampling")
-    assert "show cyclic Poisson sampling" in found.summary
+    assert "consistent with cyclic Poisson sampling" in found.summary
     assert "every 4th step" in found.summary
     true = CyclicPoisson(rate=0.5, cycle=4).epsilon_lower(
         noise_multiplier=run.optimizer.noise_multiplier, steps=96, delta=1e-5
@@ -128,7 +128,7 @@ def test_a_loader_that_shuffles_is_named_with_the_epsilon_it_has(shuffle):
     if shuffle:
         assert found.status is Status.WARN
         assert 0.0 < found.measured < claim_of(run).epsilon
-        assert "show shuffled epochs of 8 batches" in found.summary
+        assert "consistent with shuffled epochs of 8 batches" in found.summary
         assert result.verdict is Verdict.INVALID
     else:
         assert "rate 1 in every 8th step" in found.summary

@@ -463,10 +463,10 @@ def test_a_loader_that_is_not_rebuilt_is_refused():
     fixed = records()
     with pytest.raises(RecordingError, match="got one of 105"):
         ag.replay(lambda data, replay: loop()(fixed, replay), records(106), leave_out=17)
-    with pytest.raises(RecordingError, match="built anew"):
+    with pytest.raises(RecordingError, match="created anew"):
         ag.replay(lambda data, replay: loop()(fixed, replay), records(), leave_out=17)
     kept = network()
-    with pytest.raises(RecordingError, match="the model to be built anew"):
+    with pytest.raises(RecordingError, match="the model to be created anew"):
         ag.replay(lambda data, replay: _reused(kept, replay), records(), leave_out=17)
 
 

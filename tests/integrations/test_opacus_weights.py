@@ -313,7 +313,7 @@ def test_weights_that_change_after_the_last_step_are_named(write):
     between = finding(result, BETWEEN)
     if callable(write):
         assert between.status is Status.FAIL
-        assert "first after the last in" in between.summary
+        assert "first after the last step in" in between.summary
         assert result.verdict is Verdict.INVALID
     else:
         assert between.status is Status.PASS
@@ -684,3 +684,25 @@ def test_weights_that_are_exchanged_for_a_save_and_put_back_are_not_found():
         run.model.load_state_dict(kept)
         run.train()
     assert audit.transcript().facts.weights.between == 0
+
+
+class Halving(torch.optim.SGD):
+    """Its step calls that of its base class, and torch runs hooks at both."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for item in group["params"]:
+                item.grad.mul_(0.5)
+        return super().step(closure)
+
+
+def test_an_optimizer_whose_step_calls_that_of_its_base_class_makes_one_step():
+    for kind in (torch.optim.SGD, Halving):
+        kind([torch.zeros(1, requires_grad=True)], lr=0.1)
+    run = make_run()
+    run.optimizer.original_optimizer.__class__ = Halving
+    with CanaryAudit(run.optimizer, data_loader=run.loader, model=run.model, seed=0) as audit:
+        run.train(2)
+    assert audit.steps == 16
+    result = audit.result(claim=ag.PrivacyClaim(epsilon=1000.0, delta=1e-5))
+    assert [item.check for item in result.findings if item.status is Status.FAIL] == []

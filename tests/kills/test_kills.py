@@ -17,9 +17,9 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_killed_runs_end_as_if_they_never_were(name):
-    outcome = engine.kill_again_and_again(name, kills=4, seed=1)
+    outcome = engine.kill_again_and_again(name, kills=2, seed=1)
     assert not outcome.failures
-    assert outcome.kills == 4
+    assert outcome.kills == 2
 
 
 def test_what_the_engine_calls_a_failure(tmp_path, monkeypatch):

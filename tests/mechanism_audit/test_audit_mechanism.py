@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 
@@ -26,9 +27,18 @@ BY_NAME = {case.name: case for case in (*CORRECT, *BROKEN)}
 
 
 def audit(case, **options):
+    return _audited(case.name) if not options else _audit(case, **options)
+
+
+def _audit(case, **options):
     return ag.audit_mechanism(
         case.mechanism, case.data, case.neighbour, claim=case.claim, **options
     )
+
+
+@functools.cache
+def _audited(name):
+    return _audit(BY_NAME[name])
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
@@ -40,19 +50,21 @@ def test_broken_mechanisms_are_violations_within_ten_thousand_outputs(case):
     assert result.p_value(epsilon=case.epsilon) < 0.001
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("case", CORRECT, ids=lambda case: case.name)
 def test_correct_mechanisms_raise_no_alarm(case):
-    found = count(case, 12, 400, gate_error=0.1, seed=50)
+    found = count(case, 6, 400, gate_error=0.1, seed=50)
     assert found.alarms <= found.allowed(0.1), found
     assert found.above <= found.allowed(0.05), found
 
 
+@pytest.mark.calibration
 @pytest.mark.parametrize("name", ["Laplace", "discrete Gaussian", "randomised response"])
 @pytest.mark.parametrize("samples", [30, 31, 47, 100])
 def test_correct_mechanisms_raise_no_alarm_at_any_size(name, samples):
-    found = count(BY_NAME[name], 40, samples, gate_error=0.1, seed=90)
+    found = count(BY_NAME[name], 15, samples, gate_error=0.1, seed=90)
     assert found.alarms <= found.allowed(0.1), found
-    assert found.samples == (samples,) * 40
+    assert found.samples == (samples,) * 15
 
 
 def test_what_was_tested_and_seen_makes_it_consistent():
@@ -277,7 +289,7 @@ class TestBadInput:
 
         result = self.run(sample)
         assert result.verdict is ag.Verdict.INVALID
-        assert "no fresh draws" in result.reason
+        assert "not independent" in result.reason
 
     def test_sides_drawn_with_the_same_coins_are_invalid(self):
         calls = []
@@ -289,7 +301,7 @@ class TestBadInput:
 
         result = self.run(sample)
         assert result.verdict is ag.Verdict.INVALID
-        assert "same coins" in result.reason
+        assert "same randomness" in result.reason
 
     def test_rare_outputs_of_independent_draws_are_not_taken_for_coupled(self):
         """Nearly constant columns: three outputs that coincide are no evidence of shared coins."""

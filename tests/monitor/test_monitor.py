@@ -618,9 +618,13 @@ def test_loggers_get_the_same_numbers(tmp_path):
         folder=tmp_path,
         log=lambda numbers, step: told.append((step, numbers)),
     )
-    loop(monitor, 8)
+    loop(monitor, 16)
     monitor.close()
-    assert [step for step, _ in told] == [*range(1, 9), 8]
+    # Not in steps with a look, such as 1, 2 and 4: those have done enough.
+    steps = [step for step, _ in told]
+    assert steps[-1] == 16
+    assert {*steps[:-1]} <= {*range(3, 16)} - {4, 8}
+    assert {13, 14, 15} & {*steps[:-1]}
     numbers = told[-1][1]
     feed = read_feed(tmp_path)
     assert numbers == feed.numbers()
@@ -733,10 +737,11 @@ def test_the_bound_is_nearly_that_of_one_look():
     assert projection.low < projection.epsilon < projection.high
 
 
+@pytest.mark.calibration
 def test_the_bound_holds_at_all_looks_at_once():
-    """Of 300 runs at most 5 %, and chance, ever have a look above the truth."""
+    """Of 100 runs at most 5 %, and chance, ever have a look above the truth."""
     wrong = 0
-    for seed in range(300):
+    for seed in range(100):
         monitor = watched(
             np.random.default_rng([5, seed]),
             steps=64,
@@ -751,11 +756,12 @@ def test_the_bound_holds_at_all_looks_at_once():
             look.test() is not None and look.test().lower(looks.error_at(look.step)) > 1 / 2.576
             for look in looks.taken
         )
-    assert wrong <= 15 + 3 * math.sqrt(14.25)
+    assert wrong <= 5 + 3 * math.sqrt(4.75)
 
 
+@pytest.mark.calibration
 def test_alarms_of_clean_runs_are_rare():
-    """At an error of a tenth: 150 runs of 150 steps, judged at every step."""
+    """At an error of a tenth: 50 runs of 150 steps, judged at every step."""
     peaks = [
         max(
             watched(
@@ -764,9 +770,9 @@ def test_alarms_of_clean_runs_are_rare():
             .course()
             .evidence
         )
-        for seed in range(150)
+        for seed in range(50)
     ]
-    assert sum(peak >= 1.0 for peak in peaks) <= 15 + 3 * math.sqrt(13.5)
+    assert sum(peak >= 1.0 for peak in peaks) <= 5 + 3 * math.sqrt(4.5)
 
 
 def test_the_feed_is_written_and_holds_aggregates_only(tmp_path):
@@ -804,8 +810,8 @@ def test_a_feed_that_cannot_be_written_does_not_end_the_run(tmp_path):
     (tmp_path / "run").write_text("a file where the folder should be")
     monitor = Monitor(claim=claim(), folder=tmp_path / "run", seconds=1e-9)
     with pytest.warns(AskGaussWarning, match="written"):
-        loop(monitor, 2)
-    assert monitor.steps == 2
+        loop(monitor, 15)
+    assert monitor.steps == 15
 
 
 def test_an_alarm_tells_no_finer_than_the_noise_it_measures():

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 import askgauss as ag
-from askgauss.monitor import Monitor, read_feed
+from askgauss.monitor import Monitor, read_feed, run_monitor
 from askgauss.sampling import (
     BallsInBins,
     CyclicPoisson,
@@ -30,6 +30,12 @@ UNKNOWN = [
     FixedSize(batch=30, records=200),
     TruncatedPoisson(rate=0.2, cap=60, records=200),
 ]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """No look is skipped because this machine is busy."""
+    monkeypatch.setattr(run_monitor, "_LONGEST_LOOK", 1e3)
 
 
 def watched(scheme, *, noise=SIGMA, contribution=1.0, repeat=False, seed=1, **options):

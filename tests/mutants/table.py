@@ -52,8 +52,8 @@ _STATS = (
     _mutant(
         "clopper-pearson-upper-off-by-one",
         "stats/limits.py",
-        "betainccinv(successes + 1.0, np.maximum(trials - successes, 1), error)",
-        "betainccinv(successes + 0.5, np.maximum(trials - successes, 1), error)",
+        "betainccinv(successes + 1.0, trials - successes, error)",
+        "betainccinv(successes + 0.5, trials - successes, error)",
         "The upper confidence limit of a rate is that of half a success fewer.",
         "stats/test_binomial.py",
     ),

@@ -193,7 +193,7 @@ def test_csv_text():
 def _hold(path, ready, done):
     with locked(path):
         ready.set()
-        done.wait(60)
+        done.wait(600)
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path):
@@ -203,7 +203,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
     holder = context.Process(target=_hold, args=(tmp_path / "run" / ".lock", ready, done))
     holder.start()
     try:
-        assert ready.wait(60)
+        assert ready.wait(600)
         with (
             pytest.raises(RunFolderBusyError, match="another process"),
             RunFolder(tmp_path / "run", {}),
@@ -211,7 +211,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
             pass
     finally:
         done.set()
-        holder.join(60)
+        holder.join(600)
     with RunFolder(tmp_path / "run", {}):
         assert (tmp_path / "run" / "run.json").exists()
 

@@ -10,7 +10,24 @@ from scipy import stats
 
 import askgauss as ag
 from askgauss.exceptions import InvalidArgumentError, NotDefinedError
-from askgauss.stats.attack_metrics import area_interval
+from askgauss.stats.attack_metrics import AttackMeaning, area_interval
+from askgauss.stats.tradeoff import TradeOff
+
+
+def test_a_gaussian_curve_means_what_two_gaussians_do():
+    found = AttackMeaning.of(TradeOff.gaussian(1.3), prior=0.05)
+    assert found.advantage == pytest.approx(2 * stats.norm.cdf(0.65) - 1)
+    cut = stats.norm.isf(0.01)
+    assert found.true_positives[0] == pytest.approx(stats.norm.sf(cut - 1.3))
+    assert found.reconstruction == pytest.approx(stats.norm.sf(stats.norm.isf(0.05) - 1.3))
+    assert found.area == pytest.approx(stats.norm.cdf(1.3 / math.sqrt(2)), abs=1e-4)
+
+
+def test_randomised_response_reconstructs_as_often_as_its_bound_allows():
+    """One bit told truly with probability e/(1+e): the bound is met."""
+    curve = TradeOff.epsilon_delta(1.0, 0.0)
+    found = AttackMeaning.of(curve, prior=1 / (1 + math.e))
+    assert found.reconstruction == pytest.approx(math.e / (1 + math.e))
 
 
 def test_the_measured_area_counts_pairs():

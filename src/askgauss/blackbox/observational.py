@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from askgauss import _validate
 from askgauss.auditors.guessing import OneRun
 from askgauss.blackbox.membership import Membership
-from askgauss.claims import PrivacyClaim, check_claim
+from askgauss.claims import HOW_TO_CLAIM, PrivacyClaim
 from askgauss.exceptions import InvalidArgumentError, MissingExtraError
 from askgauss.scores import CanaryScores
 from askgauss.stats.attack_metrics import AttackMetrics, Estimate, attack_metrics
@@ -155,7 +155,7 @@ def observational(
         MissingExtraError: scikit-learn is not installed.
         ScoresError: Too few records are left after thinning.
     """
-    check_claim(claim)
+    _validate.instance(PrivacyClaim, HOW_TO_CLAIM, claim=claim)
     if (claim is None) == (delta is None):
         raise InvalidArgumentError("Expected exactly one of claim and delta.")
     level = claim.delta if claim is not None else delta

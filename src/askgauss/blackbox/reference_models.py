@@ -77,7 +77,7 @@ def train_references(
         folder: Where finished models' values are kept, so that a run that was stopped is resumed
             by the same call; nowhere if not given.
         pool: What calls the work: `map`, the ``map`` of a process pool, or ``ray_pool()`` of
-            `askgauss.blackbox.reference_models` for a Ray cluster.
+            `askgauss.final` for a Ray cluster.
         seed: Seed of the training sets; taken from the operating system if not given.
 
     Raises:

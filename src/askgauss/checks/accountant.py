@@ -33,10 +33,12 @@ from askgauss.sampling import Poisson, ReplaceOne
 from askgauss.scores import CanaryScores
 from askgauss.stats.rounding import digits, two_digits_up, widened
 
-__all__ = ["CLIP_COUNT_CHECKS", "DECLARED_CHECKS", "NEIGHBOUR_CHECKS", "Neighbours"]
+__all__ = ["CLIP_COUNT_CHECKS", "DECLARED_CHECKS", "NEIGHBOUR_CHECKS", "REPORTS", "Neighbours"]
 
 Data = CanaryScores | Transcript | LinearTranscript
 
+REPORTS = "the accountant reports"
+"""Words before the accountant's own epsilon, which is only in the summary."""
 # A claim this near to an epsilon that was read is that epsilon, rounded.
 _ROUNDED = 0.005
 # Fewer counts than these do not show how much noise they have.
@@ -98,7 +100,7 @@ def accounted_epsilon(context: Context) -> Finding | None:
     own = None if own is None else digits(own, 4)
     most = (1.0 + TOLERANCE) * float(claim.epsilon)
     counted = sum(steps for _, _, steps in facts.accounted)
-    says = "" if own is None else f"; the accountant reports {own:.4g}"
+    says = "" if own is None else f"; {REPORTS} {own:.4g}"
     if own is not None and claim.adjacency == "replace":
         says += " under add-remove adjacency"
     beyond = least > most

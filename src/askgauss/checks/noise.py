@@ -150,7 +150,7 @@ def values_without_noise(context: Context) -> Finding:
         remedy="Find the code that leaves some values without noise: every value needs noise in "
         "every step.",
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
-        sees=f"a share of {max(NOTICED * math.sqrt(chance / values), 3.0 / values):.2g} of all "
+        sees=f"{100.0 * max(NOTICED * math.sqrt(chance / values), 3.0 / values):.2g} % of all "
         "values without noise",
     )
 
@@ -541,8 +541,8 @@ def noise_scale(run: NoisyRun) -> Finding:
         "twice, by every rank, or at every accumulation step."
         if too_much
         else "Less noise than claimed. Check that it is not divided by the number of ranks or "
-        "split over accumulation steps, that it is scaled by the clip norm (of correlated noise "
-        "also by the strategy's sensitivity), and the generator.",
+        "split over accumulation steps, that it is scaled by the clip norm (and by the strategy's "
+        "sensitivity, where noise is correlated), and that the generator draws standard normals.",
         tolerable=abs(ratio - 1.0) < TOLERANCE,
         sees=f"noise {smallest:.1%} below the claim",
         visible=smallest,

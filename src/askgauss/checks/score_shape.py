@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +42,14 @@ _LOOK = (
     "Look at the scores for outliers, several populations or heavy tails. Use the "
     "distribution-free bound until this is understood."
 )
+_DISTINCT = (
+    "Make canaries distinct and check how noise is drawn: a canary counted twice, or one noise for "
+    "several coordinates, makes the bound too high."
+)
+_CLAMPED = (
+    "Find the canaries without noise; where results are clamped, do not declare Gaussian noise."
+)
+_INDEPENDENT = Assumption.INDEPENDENT_CANARIES
 _MORE_STEPS = "more sampled steps, or a transcript, to separate noise from sampling"
 
 
@@ -349,16 +356,6 @@ def identical_distribution(residuals: ScoreResiduals) -> Finding:
     )
 
 
-class _Stated(TypedDict):
-    """What every finding of repeated scores says."""
-
-    consequence: Consequence
-    measured: float
-    claimed: float
-    remedy: str
-    undermines: Assumption
-
-
 @check("duplicate scores", part=NOISE_FRESHNESS)
 def duplicate_scores(residuals: ScoreResiduals) -> Finding:
     """Scores that are exactly equal: one canary counted twice, or noise used twice.
@@ -375,38 +372,39 @@ def duplicate_scores(residuals: ScoreResiduals) -> Finding:
     often = max(int(counts.max(initial=0)) for counts in atoms)
     lone = repeated - sum(int((counts - 1).sum()) for counts in atoms)
     summary = f"{repeated:,} of {len(scores):,} scores repeat another one exactly"
-    stated = _Stated(
+    tolerated = 3 + len(scores) // 100
+    failed, said, remedy, undermines = True, f"{summary}.", _DISTINCT, _INDEPENDENT
+    if lone <= tolerated and held == 0:
+        failed = False
+    else:
+        found = [normality.tie_excess(values) for values in groups]
+        excesses = [item for item in found if item is not None]
+        if not excesses:
+            return not_run(f"scores on a finer grid: {summary}, as those of few values do")
+        excess, p_value = min(excesses, key=lambda item: item[1])
+        if p_value > 0.0:
+            return judged(
+                min(1.0, len(excesses) * p_value),
+                f"{summary}; the grid they lie on explains all but {max(excess, 0.0):,.0f} pairs.",
+                consequence=Consequence.INVALIDATES,
+                measured=float(repeated),
+                claimed=0.0,
+                remedy=remedy,
+                tolerable=excess <= tolerated,
+                undermines=undermines,
+            )
+        if lone <= tolerated:
+            # Continuous noise has no such values; clamped results have them, too.
+            said = f"{held:,} scores share their value with others, one value {often:,} times."
+            remedy, undermines = _CLAMPED, Assumption.GAUSSIAN_SCORES
+    return fact(
+        failed,
+        said,
         consequence=Consequence.INVALIDATES,
         measured=float(repeated),
         claimed=0.0,
-        remedy="Make canaries distinct and check how noise is drawn: a canary counted twice, or "
-        "one noise for several coordinates, makes the bound too high.",
-        undermines=Assumption.INDEPENDENT_CANARIES,
-    )
-    tolerated = 3 + len(scores) // 100
-    if lone <= tolerated and held == 0:
-        return fact(False, f"{summary}.", **stated)
-    found = [normality.tie_excess(values) for values in groups]
-    excesses = [item for item in found if item is not None]
-    if not excesses:
-        return not_run(f"scores on a finer grid: {summary}, as those of few values do")
-    excess, p_value = min(excesses, key=lambda item: item[1])
-    if p_value == 0.0 and lone <= tolerated:
-        # Continuous noise has no such values; clamped results have them, too.
-        stated["remedy"] = (
-            "Find the canaries without noise; where results are clamped, do not declare Gaussian "
-            "noise."
-        )
-        stated["undermines"] = Assumption.GAUSSIAN_SCORES
-        said = f"{held:,} scores share their value with others, one value {often:,} times"
-        return fact(held > 0, f"{said if held else summary}.", **stated)
-    if p_value == 0.0:
-        return fact(True, f"{summary}.", **stated)
-    return judged(
-        min(1.0, len(excesses) * p_value),
-        f"{summary}; the grid they lie on explains all but {max(excess, 0.0):,.0f} pairs.",
-        tolerable=excess <= tolerated,
-        **stated,
+        remedy=remedy,
+        undermines=undermines,
     )
 
 

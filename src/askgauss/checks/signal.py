@@ -300,7 +300,7 @@ def single_plantings(context: Context) -> Finding:
     return judged(
         p_value,
         f"of {count:,} inclusions of a canary, the most extreme measures about {furthest:+.3g} "
-        f"clip norms, {abs(deviations):.1f} standard deviations of the noise from 1.",
+        f"clip norms, {abs(deviations):.1f} standard deviations of the noise from one.",
         consequence=Consequence.BREACH if upwards else Consequence.INVALIDATES,
         measured=furthest,
         claimed=1.0,

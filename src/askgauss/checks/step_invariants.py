@@ -492,7 +492,8 @@ def divisor(context: Context) -> Finding | None:
     if facts.uneven:
         said = (
             f"in {facts.uneven:,} of {facts.divided:,} steps, first in step "
-            f"{facts.divisor_step:,}, the noisy sum was not divided by one number."
+            f"{facts.divisor_step:,}, the optimizer's gradient was not the noisy sum divided by "
+            "one number: something else was added to it after the noise, or scaled parts of it."
         )
     elif facts.divisor_step:
         said = (
@@ -505,7 +506,9 @@ def divisor(context: Context) -> Finding | None:
         consequence=Consequence.INVALIDATES,
         measured=digits(facts.most_divisor / max(facts.least_divisor, 1e-300)),
         claimed=1.0,
-        remedy="Divide by one constant, the expected batch size: the actual size of the batch, or "
+        remedy="Pass the noisy sum on as it is."
+        if facts.uneven
+        else "Divide by one constant, the expected batch size: the actual size of the batch, or "
         "of the training set, reveals who is in it.",
     )
 

@@ -122,6 +122,12 @@ def rows_per_record(rows: TrainedRows) -> Finding:
     facts = rows.facts
     if facts.more:
         return _more_rows(rows.context, facts)
+    if facts.strays and not (facts.fewer or facts.doubled):
+        # An augmentation may turn one record into another, so that this is no proof.
+        return not_run(
+            f"steps of the records drawn for them: in {_of(facts.strays, facts)} steps, first in "
+            f"step {facts.strays_first:,}, rows are those of records drawn for earlier steps"
+        )
     broken, said = bool(facts.fewer or facts.doubled), ""
     measured = 1.0
     if facts.fewer:
@@ -281,7 +287,7 @@ def _about(count: int) -> str:
     "mixed records",
     part=PER_SAMPLE_GRADIENT,
     exact=True,
-    explains=f"{SENSITIVITY}, ghost norms, sum of records",
+    explains=f"{SENSITIVITY}, record contributions, ghost norms, sum of records",
 )
 def mixed_records(context: Context) -> Finding | None:
     """Whether records of a batch are mixed before they are clipped."""
@@ -302,11 +308,12 @@ def mixed_records(context: Context) -> Finding | None:
             claimed=0.0,
             remedy=" ".join(remedy for _, _, remedy in found),
         )
-    looked = [said for kind, said in _LOOKED.items() if getattr(facts, kind)]
+    unseen = {kind: getattr(facts, f"{kind}_unseen") for kind in _LOOKED}
+    looked = [said for kind, said in _LOOKED.items() if getattr(facts, kind) and not unseen[kind]]
     missing = [
-        f"{said} ({getattr(facts, f'{kind}_unseen') or 'no step was tested'})"
+        f"{said} ({unseen[kind] or 'no step was tested'})"
         for kind, said in _LOOKED.items()
-        if not getattr(facts, kind)
+        if unseen[kind] or not getattr(facts, kind)
     ]
     if missing:
         clean = f"; {_listed(looked)} mixed no records" if looked else ""

@@ -19,8 +19,6 @@ from askgauss.cli.terminal import say
 from askgauss.cli.watch_command import watch
 from askgauss.files.run_folder import installed_versions
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     cls=Program,
     name="askgauss",

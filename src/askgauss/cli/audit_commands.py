@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from askgauss._text import one_line, printable
 from askgauss.cli.options import (
     ClipNorm,
     Confidence,
@@ -37,14 +38,12 @@ from askgauss.cli.options import (
     write_text,
 )
 from askgauss.cli.program import ExitCode
-from askgauss.cli.terminal import note, one_line, printable, say, say_result
+from askgauss.cli.terminal import note, say, say_result
 from askgauss.exceptions import InvalidArgumentError
 
 if TYPE_CHECKING:
     from askgauss.files.run_folder import RunFolder
     from askgauss.results import AuditResult, Finding
-
-__all__ = ["audit", "compare", "diagnose", "read_result", "replay", "report"]
 
 
 def audit(

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from askgauss.cli.demo_training import Trainer
     from askgauss.files.run_folder import RunFolder, RunRecord
 
-__all__ = ["demo"]
 
 _KIND = "askgauss-demo"
 _SCHEMA = 2

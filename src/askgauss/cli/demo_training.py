@@ -16,8 +16,6 @@ from askgauss.integrations.canary_choice import default_numbers
 from askgauss.recording.recorder import Recorder
 from askgauss.recording.transcript import Transcript
 
-__all__ = ["DemoPlan", "Digits", "NumpyTrainer", "Trainer", "load_digits"]
-
 # Streams of the demo itself, apart from those of the canaries.
 _DATA, _WEIGHTS = 100, 101
 _TEST = 360

@@ -16,6 +16,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
+from askgauss._text import one_line
 from askgauss.cli.audit_commands import read_result
 from askgauss.cli.options import (
     Confidence,
@@ -27,9 +28,7 @@ from askgauss.cli.options import (
     write_text,
 )
 from askgauss.cli.program import ExitCode
-from askgauss.cli.terminal import as_table, note, one_line, say
-
-__all__ = ["attest", "check_results", "verify"]
+from askgauss.cli.terminal import as_table, note, say
 
 
 def attest(
@@ -95,7 +94,7 @@ def verify(
     of another standard than you ask for fails. What was committed to before the run is opened.
     Exit codes: 0 if nothing fails, 3 if something does, 2 if a file cannot be read.
     """
-    from askgauss.evidence.standard import Standard
+    from askgauss.evidence.verification import Standard
     from askgauss.evidence.verification import verify as verified
     from askgauss.files import atomic
     from askgauss.replay.replay_report import ReplayReport

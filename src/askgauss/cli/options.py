@@ -26,38 +26,6 @@ if TYPE_CHECKING:
     from askgauss.recording.inputs import AuditInput
     from askgauss.results import AuditResult
 
-__all__ = [
-    "ClipNorm",
-    "Confidence",
-    "Delta",
-    "Documents",
-    "Epsilon",
-    "GateError",
-    "Html",
-    "Input",
-    "Json",
-    "Junit",
-    "Lenient",
-    "Markdown",
-    "Membership",
-    "NoiseMultiplier",
-    "OutputError",
-    "SamplingRate",
-    "Seed",
-    "Source",
-    "Steps",
-    "Verbose",
-    "auditor_named",
-    "auditor_option",
-    "claim_of",
-    "make_claim",
-    "nearest",
-    "read_input",
-    "standard_input",
-    "write_document",
-    "write_text",
-]
-
 
 Source = Annotated[
     str,

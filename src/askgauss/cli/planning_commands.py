@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from askgauss._text import printable
 from askgauss.cli.options import (
     Absent,
     Confidence,
@@ -27,7 +28,7 @@ from askgauss.cli.options import (
     write_text,
 )
 from askgauss.cli.program import Command, ExitCode, Group
-from askgauss.cli.terminal import ProgressBar, as_table, printable, say
+from askgauss.cli.terminal import ProgressBar, as_table, say
 from askgauss.exceptions import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from askgauss.recording.inputs import AuditInput
     from askgauss.results import AuditResult
     from askgauss.simulation.faults import Fault, TreeFault
-
-__all__ = ["faults", "plan", "selftest", "simulate", "theory"]
 
 
 def theory(
@@ -134,7 +133,7 @@ def _plan_monitor(
         half, most = (found[math.ceil(len(found) * share) - 1] for share in (0.5, power))
         rows.append((name, _step_or_never(half), _step_or_never(most)))
     say(
-        f"{present:,} present and {absent:,} absent canaries, noise {noise:.4g}, sampling rate "
+        f"{present:,} inserted and {absent:,} held-out canaries, noise {noise:.4g}, sampling rate "
         f"{sampling_rate:.4g}, error {error:g}; of {runs} simulated runs of {steps:,} steps:"
     )
     say(as_table(rows))

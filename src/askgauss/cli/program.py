@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from askgauss.cli.terminal import be_quiet, note, one_line
+from askgauss._text import one_line
+from askgauss.cli.terminal import be_quiet, note
 from askgauss.exceptions import (
     AskGaussError,
     AskGaussWarning,
@@ -29,19 +30,6 @@ from askgauss.exceptions import (
 if TYPE_CHECKING:
     from askgauss.replay import ReplayReport
     from askgauss.results import AuditResult
-
-__all__ = [
-    "Command",
-    "ConfigFile",
-    "Debug",
-    "ExitCode",
-    "Group",
-    "Interrupted",
-    "Program",
-    "Quiet",
-    "apply_file",
-    "explain_os_error",
-]
 
 
 _CONFIG = "askgauss.config"

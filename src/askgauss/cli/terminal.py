@@ -18,17 +18,6 @@ if TYPE_CHECKING:
     from askgauss.replay import ReplayReport
     from askgauss.results import AuditResult
 
-__all__ = [
-    "PRIVATE",
-    "ProgressBar",
-    "as_table",
-    "be_quiet",
-    "note",
-    "one_line",
-    "printable",
-    "say",
-    "say_result",
-]
 
 PRIVATE = "private: as sensitive as the training data"
 """Said of files that undo the noise, wherever one of a real run is written."""

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from askgauss._text import one_line
 from askgauss.cli.program import ExitCode
-from askgauss.cli.terminal import note, one_line, say
+from askgauss.cli.terminal import note, say
 
 if TYPE_CHECKING:
     from askgauss.cli.watch_view import WatchView
 
-__all__ = ["watch"]
 
 # Seconds; a longer sleep is no watching.
 _LONGEST_PAUSE = 86_400

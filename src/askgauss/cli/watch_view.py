@@ -18,13 +18,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from askgauss import __version__
-from askgauss.cli.terminal import one_line
+from askgauss._text import one_line
 from askgauss.exceptions import AskGaussError, FileFormatError, InvalidArgumentError
 from askgauss.files import codec
 from askgauss.monitor.feed import FEED_NAME, Feed, read_feed
-
-__all__ = ["Follower", "WatchServer", "WatchView", "duration", "serve_forever", "spark"]
-
 
 Tone = Literal["plain", "good", "bad", "muted"]
 

@@ -17,7 +17,7 @@ from typing import Any
 from askgauss import __version__, policy
 from askgauss._text import number, one_line
 from askgauss.checks.registry import severity
-from askgauss.evidence.standard import Standard
+from askgauss.evidence.verification import Standard
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.report.ci_documents import escaped
 from askgauss.report.words import advice, measured, scope_line
@@ -253,7 +253,7 @@ def _metrics(result: AuditResult) -> list[dict[str, Any]]:
         {
             "type": f"epsilon lower bound at delta {result.delta:g}",
             "value": number(result.epsilon_lower) if result.carries_bound else "none",
-            "slice": f"{result.present} present and {result.absent} absent canaries",
+            "slice": f"{result.present} inserted and {result.absent} held-out canaries",
             "confidenceInterval": {
                 "lowerBound": number(result.epsilon_lower),
                 "upperBound": "infinity",

@@ -1,8 +1,14 @@
 """Audits of a finished model: by its weights, by a worst-case start, by its loss on one record."""
 
-from askgauss.final.filters import LinearFilter, joined_snapshots, sgd_filter
 from askgauss.final.training import FullBatchTraining, Training, trained_scores, worst_start
-from askgauss.final.weight_scores import every_so_often, least_updated, weight_scores
+from askgauss.final.weights import (
+    LinearFilter,
+    every_so_often,
+    joined_snapshots,
+    least_updated,
+    sgd_filter,
+    weight_scores,
+)
 from askgauss.final.workers import ray_pool
 
 __all__ = [

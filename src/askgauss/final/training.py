@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.final.filters import finite_numbers
+from askgauss.final.weights import finite_numbers
 from askgauss.scores import CanaryScores
 
 __all__ = ["FullBatchTraining", "Records", "Training", "trained_scores", "worst_start"]

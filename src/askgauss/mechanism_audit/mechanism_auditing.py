@@ -23,7 +23,13 @@ from askgauss.mechanism_audit.events import (
     suspicion,
 )
 from askgauss.mechanism_audit.mechanism_result import Bet, BetEvidence, MechanismResult
-from askgauss.mechanism_audit.outputs import Mechanism, OutputTable, Sampler, check_pair, same_coins
+from askgauss.mechanism_audit.outputs import (
+    Mechanism,
+    OutputTable,
+    Sampler,
+    check_pair,
+    dependent_draws,
+)
 from askgauss.results import Verdict
 from askgauss.stats import betting
 
@@ -35,7 +41,7 @@ _LIKELY = 1.645
 _FIRST = 120
 _MOST_SAMPLES = 10**7
 _GROWTH = 0.4
-# Within a batch what is bet follows what was seen, in so many blocks.
+# Within a batch what is bet follows the outputs so far, in so many blocks.
 _BLOCKS = 8
 # The check of the sampler takes this share of the gate error.
 _CHECK_SHARE = 0.1
@@ -89,7 +95,7 @@ def audit_mechanism(
         InvalidArgumentError: An argument is outside its range, or the inputs are no pair.
 
     Assumes:
-        Every output is an independent draw. Nothing about their law.
+        Every output is an independent draw, from any distribution.
 
     Guarantee:
         Whatever the mechanism and whenever the audit ends, ``epsilon_lower`` exceeds the epsilon
@@ -129,12 +135,12 @@ def audit_mechanism(
         criteria.insert(0, suspicion(claim.epsilon, claim.delta))
     players: list[list[Bet]] = [[] for _ in criteria]
     seen: list[list[OutputTable]] = [[], []]
-    coins = ""
+    dependent = ""
     for size in _batches(max_samples):
         events = _choose(seen, criteria, given, learner, last_bits)
         fresh = [sampler.draw(item, side, size) for side, item in enumerate((data, neighbour))]
-        coins = same_coins(seen, fresh, _CHECK_SHARE * gate_error / 20.0)
-        if coins:
+        dependent = dependent_draws(seen, fresh, _CHECK_SHARE * gate_error / 20.0)
+        if dependent:
             break
         if events is not None:
             for bets, event in zip(players, events, strict=True):
@@ -144,8 +150,8 @@ def audit_mechanism(
         if claim is not None and _evidence(players).rejects(claim.epsilon, claim.delta, share):
             break
     evidence = _evidence(players)
-    bound = 0.0 if coins else evidence.epsilon_lower(level, confidence)
-    verdict, reason, power = _decide(evidence, claim, bound, share, coins)
+    bound = 0.0 if dependent else evidence.epsilon_lower(level, confidence)
+    verdict, reason, power = _decide(evidence, claim, bound, share, dependent)
     last = evidence.players[-1][-1] if evidence.players else None
     trials = max(evidence.trials, 1)
     return MechanismResult(
@@ -246,15 +252,15 @@ def _decide(
     claim: PrivacyClaim | None,
     bound: float,
     share: float,
-    coins: str,
+    dependent: str,
 ) -> tuple[Verdict | None, str, float | None]:
     """The verdict, why, and the power behind it."""
     if claim is None:
-        return None, coins, None
+        return None, dependent, None
     contradicted = evidence.rejects(claim.epsilon, claim.delta, share)
-    verdict = policy.verdict_on(invalid=bool(coins), contradicted=contradicted)
+    verdict = policy.verdict_on(invalid=bool(dependent), contradicted=contradicted)
     if verdict is Verdict.INVALID:
-        return verdict, coins, None
+        return verdict, dependent, None
     if verdict is Verdict.VIOLATION:
         gate = evidence.epsilon_lower(claim.delta, 1.0 - share)
         reason = (
@@ -284,8 +290,8 @@ def _decide(
         return verdict, f"{nothing}.", power
     shown = max(0.0, _shown_by(evidence.players[-1][-1], claim.delta))
     reason = (
-        f"{nothing}, but this audit had only a {power:.0%} chance of noticing a leak of "
-        f"{policy.ALTERNATIVE:g} times the claim; raise max_samples."
+        f"{nothing}, but this audit detects a leak of {policy.ALTERNATIVE:g} times the claim with "
+        f"probability {power:.2f} only; raise max_samples."
     )
     if policy.ALTERNATIVE * shown <= claim.epsilon:
         reason = (
@@ -298,11 +304,11 @@ def _decide(
 
 
 def _power(evidence: BetEvidence, bet: Bet, claim: PrivacyClaim, share: float) -> float:
-    """Chance of a VIOLATION had the event leaked 1.25 times as much.
+    """Probability of a VIOLATION had the event leaked 1.25 times as much.
 
-    There is no law of the outputs to scale up, so the question is put to the event bet on last. If
+    There is no distribution of the outputs to scale up, so the event bet on last stands for it. If
     what it shows may be all of the claim, it leaks 1.25 claims in the alternative; if it shows
-    less, then less, for another mechanism that breaks the claim may well show as little there. Its
+    less, then less, for another mechanism that violates the claim may show as little there. Its
     frequency on the favoured side stays. One player may have to do it alone.
     """
     trials = bet.known_trials + sum(bet.trials)

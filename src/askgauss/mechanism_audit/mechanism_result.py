@@ -248,8 +248,8 @@ class MechanismResult:
             lines.append(f"  ceiling     this many outputs could show {number(self.ceiling)}")
         if self.power is not None:
             lines.append(
-                f"  would see   {policy.ALTERNATIVE:g} times the claim in {self.power:.0%} of "
-                f"audits; a sound mechanism is called broken in at most {self.gate_error:g}"
+                f"  power       flags {policy.ALTERNATIVE:g} times the claim in {self.power:.0%} "
+                f"of audits; false-alarm rate at most {self.gate_error:g}"
             )
         lines.append(f"  tested      {self.scope}")
         return "\n".join(lines)

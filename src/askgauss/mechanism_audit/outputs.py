@@ -17,7 +17,7 @@ from scipy.special import gammaln
 from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError, MechanismError
 
-__all__ = ["Mechanism", "OutputTable", "Sampler", "from_function", "same_coins"]
+__all__ = ["Mechanism", "OutputTable", "Sampler", "dependent_draws", "from_function"]
 
 Array = NDArray[np.float64]
 
@@ -151,7 +151,7 @@ class Sampler:
             raise MechanismError(
                 f"The mechanism raised {_shown(error)} ({where}). A release that fails is a "
                 "release too: catch it in the mechanism and return a value that stands for it, "
-                "or mend it."
+                "or fix it."
             ) from error
         try:
             got = len(answer)
@@ -305,7 +305,7 @@ def keys(outputs: OutputTable, width: int) -> NDArray[np.uint64]:
     return np.asarray((bits ^ (bits >> np.uint64(31))).sum(axis=1, dtype=np.uint64))
 
 
-def same_coins(seen: list[list[OutputTable]], fresh: list[OutputTable], error: float) -> str:
+def dependent_draws(seen: list[list[OutputTable]], fresh: list[OutputTable], error: float) -> str:
     """What is wrong with the draws, in a sentence; empty where nothing is.
 
     Args:
@@ -316,14 +316,13 @@ def same_coins(seen: list[list[OutputTable]], fresh: list[OutputTable], error: f
     for side, outputs in enumerate(fresh):
         if seen[side] and _repeated(seen[side][0], outputs, error):
             return (
-                f"two calls of sample gave the same outputs on {SIDES[side]}: they are no fresh "
-                "draws. Let the mechanism draw anew in every call, or take a parameter seed."
+                f"two calls of sample gave the same outputs on {SIDES[side]}: they are "
+                "not independent. Draw anew in every call, or take a parameter seed."
             )
     if _coupled(fresh[0], fresh[1], error):
         return (
-            "outputs of the two sides rise and fall together, so they were drawn with the same "
-            "coins: a pair of them is not independent. Draw each side with a generator of its own, "
-            "or take a parameter seed."
+            "outputs of the two sides correlate: they were drawn with the same randomness and are "
+            "not independent. Draw each side with a separate generator, or take a parameter seed."
         )
     return ""
 

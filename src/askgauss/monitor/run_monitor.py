@@ -19,7 +19,6 @@ from askgauss.canaries import Canaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import AskGaussWarning, FileFormatError, PrivacyAlarm, RecordingError
 from askgauss.files import codec
-from askgauss.monitor import alarm_cause
 from askgauss.monitor.eprocess import (
     PARTS,
     EProcesses,
@@ -27,16 +26,21 @@ from askgauss.monitor.eprocess import (
     ObservedStep,
     Tally,
     WatchedCanaries,
+    cause_summary,
+    find_onset,
+    implied_epsilon,
 )
 from askgauss.monitor.feed import (
     EVIDENCE_SHARE,
+    MOST_DECLARED,
     Alarm,
     Course,
     Feed,
+    History,
+    HistoryState,
     Projection,
     write_feed,
 )
-from askgauss.monitor.history import History, HistoryState
 from askgauss.monitor.sequential import Looks, Sums
 from askgauss.sampling import Poisson, Scheme, assumed_poisson
 from askgauss.stats.rounding import down, is_handful
@@ -53,8 +57,6 @@ _EAGER, _BLOCK, _GLANCE = 32, 8, 4.0
 # a look at most.
 _LOOKING = 0.01
 _LONGEST_LOOK = 0.01
-# Different declared noise multipliers that are counted apart.
-_DECLARED = 64
 # What an accountant may be off the epsilon that a claim has by another.
 _ROUNDING = 0.005
 _NOBODY_COMPARES = {"weights": "nothing compares them with what was released"}
@@ -187,6 +189,8 @@ class Monitor:
         self._passed_over = False
         # Looks whose bounds were compared with the claim, quickly and to the last digit.
         self._looked = self._judged = 0
+        # Whether the look that waits was measured, and is to be composed.
+        self._measured = False
         # Seconds that composing took for those outside, and that the last two looks took.
         self._looking = 0.0
         self._waited = (0.0, 0.0)
@@ -564,8 +568,8 @@ class Monitor:
             self._public_evidence = self._evidence_of(bets)
         if evidence >= self._threshold and self._alarm is None:
             cause = max(bets.parts, key=bets.evidence)
-            alarm_cause.find_onset(cause, bets, self._tally, self._rate)
-            summary = alarm_cause.summary(cause, bets, self._tally, noise, self._rate)
+            find_onset(cause, bets, self._tally, self._rate)
+            summary = cause_summary(cause, bets, self._tally, noise, self._rate)
             self._sound(cause, bets.evidence(cause), summary)
         elif evidence < _NOTHING - math.log(self._steps + 1.0):
             # The bets hold no more than was put aside: whatever is wrong begins after this.
@@ -582,12 +586,22 @@ class Monitor:
     def _judge_quickly(self) -> None:
         """Compare the oldest look that waits with the claim, by a coarse bound.
 
-        Where the last two took longer than a training should wait, it waits for the end of the run.
+        First is measured whether it could be above the claim at all. If so, the bound is composed
+        one step later, or at once where this is the planned end. Where the last two took longer
+        than a training should wait, that waits for the end of the run.
         """
-        assert self._looks is not None
-        look = self._looks.taken[self._looked]
+        looks, claim = self._looks, self._claim
+        assert looks is not None
+        assert claim is not None
+        look, measured, self._measured = looks.taken[self._looked], self._measured, False
+        beyond = self._planned is not None and look.step > self._planned
+        error = (1.0 - EVIDENCE_SHARE) * self._error
+        above = measured or beyond or looks.may_exceed(look, claim.epsilon, error)
+        if above and not measured and look.step != self._planned:
+            self._measured = True
+            return
         self._looked += 1
-        if min(self._waited) <= _LONGEST_LOOK:
+        if above and min(self._waited) <= _LONGEST_LOOK:
             began = time.thread_time()
             self._judge_look(look, quickly=True)
             self._waited = (self._waited[1], time.thread_time() - began)
@@ -600,6 +614,7 @@ class Monitor:
         for look in looks.taken[self._judged :]:
             self._judge_look(look, quickly=False)
         self._looked = self._judged = len(looks.taken)
+        self._measured = False
 
     def _judge_look(self, look: Sums, *, quickly: bool) -> None:
         """Compare the bound of a look with the claim.
@@ -650,7 +665,9 @@ class Monitor:
             )
 
     def _count_declared(self, noise: float | None) -> None:
-        known = noise is not None and (noise in self._declared or len(self._declared) < _DECLARED)
+        known = noise is not None and (
+            noise in self._declared or len(self._declared) < MOST_DECLARED
+        )
         if known and noise is not None:
             self._declared[noise] = self._declared.get(noise, 0) + 1
         else:
@@ -687,7 +704,7 @@ class Monitor:
     def _implied(self, cause: str) -> float | None:
         """Epsilon at the planned end: what was measured so far, and from here on as lately."""
         single = len(self._declared) == 1 and not self._undeclared
-        return alarm_cause.implied_epsilon(
+        return implied_epsilon(
             cause,
             bets=self._bets,
             tally=self._tally,
@@ -782,6 +799,7 @@ class Monitor:
         self._public_evidence = dict(memory.public_evidence)
         self._handled, self._pending = memory.alarm is not None, []
         self._looked = self._judged = 0
+        self._measured = False
         self._began, self._began_after = time.monotonic(), memory.steps
 
 

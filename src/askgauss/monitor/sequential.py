@@ -84,6 +84,7 @@ class Looks:
         # run trains, one at a time on a small grid takes its place.
         self._exact: dict[Composition, float] = {}
         self._coarse: dict[Composition, float] = {}
+        self._most: dict[Composition, float] = {}
         self._least: dict[tuple[Sums, float], Limit] = {}
         self._ends_of: dict[Sums, tuple[Composition, ...]] = {}
 
@@ -128,11 +129,18 @@ class Looks:
             error: Error of all looks together.
             quickly: Whether a training waits. The bound is then a lower one.
         """
-        composition = (*self._at_least(look, self.error_at(look.step, error)), look.step)
-        if self._at_most(*composition) <= epsilon:
+        if not self.may_exceed(look, epsilon, error):
             return None
+        composition = (*self._at_least(look, self.error_at(look.step, error)), look.step)
         bound = self._quickly(composition) if quickly else self._epsilon(composition)
         return bound if bound > epsilon else None
+
+    def may_exceed(self, look: Sums, epsilon: float, error: float) -> bool:
+        """Whether the bound of a look could be above this epsilon, by a quick upper bound on it."""
+        composition = (*self._at_least(look, self.error_at(look.step, error)), look.step)
+        if composition not in self._most:
+            self._most[composition] = self._at_most(*composition)
+        return self._most[composition] > epsilon
 
     def _at_most(self, signal: float, rate: float, steps: int) -> float:
         """Epsilon of so many steps at most."""

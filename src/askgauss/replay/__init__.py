@@ -1,8 +1,8 @@
-"""Paired replay: the same training on neighbouring data with the same coins; what differed.
+"""Paired replay: the same training on neighbouring datasets with the same randomness.
 
 No statistics and no canaries: releases that differ where they may not, weights and buffers that
-move by themselves, values that go public without noise, decisions and errors that depend on one
-record. One step often suffices. ``askgauss.replay(train, data, leave_out=17)`` is `replay`.
+change without a release, values that go public without noise, decisions and errors that depend on
+one record. One step often suffices. ``askgauss.replay(train, data, leave_out=17)`` is `replay`.
 """
 
 import sys

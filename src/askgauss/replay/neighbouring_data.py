@@ -50,7 +50,7 @@ class RecordView:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One of the neighbouring data sets.
+    """One of the neighbouring datasets.
 
     Attributes:
         name: How it differs from the data as given.
@@ -67,14 +67,14 @@ class World:
     source: int | None = None
 
     def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where records of the data as given are in this world; the one left out is gone."""
+        """Positions in this dataset of records of the given one, without the one left out."""
         if self.name != LEFT_OUT:
             return ids
         kept: NDArray[np.int64] = ids[ids != self.record]
         return np.where(kept > self.record, kept - 1, kept)
 
     def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The indices in the data as given of records of this world."""
+        """The indices in the given dataset of records of this one."""
         if self.name != LEFT_OUT:
             return positions
         return np.where(positions >= self.record, positions + 1, positions)
@@ -88,7 +88,7 @@ def worlds_of(
     Args:
         data: Records: an array, columns of equal length in a tuple or a mapping, a list, a table
             with ``iloc``, or anything with a length and indexing.
-        leave_out: The record to leave out. A third world then has another record in its place.
+        leave_out: The record to leave out. A third dataset then has another record in its place.
         replace: The record to replace, instead.
         replacement: What stands in its place; another record of the data if None.
     """

@@ -152,7 +152,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """Something a training let out.
+    """Something a training released or recorded.
 
     Attributes:
         step: In which step, from 1; 0 is before the first.
@@ -169,7 +169,7 @@ class RecordedEvent:
 
 @dataclass(slots=True)
 class Recording:
-    """Everything one world's training let out.
+    """Everything the training on one dataset released or recorded.
 
     Attributes:
         events: In the order they came.
@@ -178,7 +178,7 @@ class Recording:
         steps: Steps begun.
         failure: The exception that ended it, if one did.
         cut: Whether the replay ended it, and not the training itself.
-        objects: What must be made anew in every world, by name.
+        objects: What must be created anew for every dataset, by name.
         notes: What could not be looked at, and why.
     """
 
@@ -203,11 +203,11 @@ class Recording:
 
 
 class Replay:
-    """What a training function under replay takes its coins from, and tells what it lets out.
+    """Where a training function under replay gets its randomness, and reports its releases.
 
-    The same function runs in several worlds, which differ in one record. Batches and noise that
-    come from here are the same in all of them, and what was released in the first world is handed
-    on in the others: whatever else differs does not follow from the releases.
+    The same function runs on several datasets, which differ in one record. Batches and noise that
+    come from here are the same for all of them, and what was released on the first dataset is
+    passed on for the others: whatever else differs does not follow from the releases.
 
     Attributes:
         steps: How many steps to take.
@@ -236,7 +236,7 @@ class Replay:
         self._own: list[Any] = []
         self._before: list[str] = []
         self._last: list[Callable[[], None]] = []
-        self._begin_coins()
+        self._couple_step()
 
     # --- steps and batches -----------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Replay:
             raise Enough
         self.recording.steps += 1
         self._closed = False
-        self._begin_coins()
+        self._couple_step()
 
     def batches(
         self,
@@ -270,11 +270,11 @@ class Replay:
         rate: float | None = None,
         size: int | None = None,
     ) -> Iterator[NDArray[np.int64]]:
-        """The batches of the replay's steps: indices into the data of this world.
+        """The batches of the replay's steps: indices into this dataset.
 
         Args:
             lists: The loop's own lists of indices. Those drawn on the data as given are what every
-                world gets, without the record where it is left out.
+                dataset gets, without the record where it is left out.
             rate: Draw them here instead: every record by itself with this probability.
             size: Draw them here instead: so many records, without replacement.
         """
@@ -320,7 +320,7 @@ class Replay:
                 raise Enough
 
     def draw(self, own: Any) -> NDArray[np.int64]:
-        """The batch to take in place of a list this world drew itself."""
+        """The batch to take in place of a list drawn on this dataset."""
         self._explicit = True
         if self._closed:
             self._open()
@@ -356,9 +356,9 @@ class Replay:
             return np.append(ids[:-1], record)
         return ids
 
-    # --- coins -----------------------------------------------------------------------------------
+    # --- randomness ------------------------------------------------------------------------------
 
-    def _begin_coins(self) -> None:
+    def _couple_step(self) -> None:
         self._names.clear()
         reset_all(self.seed, "step", self.step)
         for number, generator in enumerate(self._own):
@@ -366,7 +366,7 @@ class Replay:
         self._before = [state_of(generator) for generator in self._own]
 
     def generator(self, name: str = "noise") -> np.random.Generator:
-        """A generator that starts anew in every step, alike in all worlds; ask in every step.
+        """A generator reseeded in every step, alike for all datasets; call it in every step.
 
         Args:
             name: What it is for; each name has a stream of its own.
@@ -378,9 +378,9 @@ class Replay:
         return found
 
     def couple(self, generator: T) -> T:
-        """Have a generator of the loop's own start anew in every step, alike in all worlds.
+        """Reseed one of the loop's generators in every step, alike for all datasets.
 
-        Call it where the generator is made: a seed that differs between the worlds is found here.
+        Call it where the generator is created: a seed that depends on the data is detected here.
         """
         self._record("seed", f"noise generator {len(self._own) + 1}", state_of(generator))
         self._own.append(generator)
@@ -405,7 +405,7 @@ class Replay:
     def release(
         self, total: T, *, clip_norm: float, noise: Any = None, name: str = "gradient"
     ) -> T:
-        """Let a private sum out, and go on with what comes back.
+        """Release a private sum, and continue with what is returned.
 
         Args:
             total: The clipped sum: an array, or arrays in lists, tuples and mappings. With the
@@ -415,7 +415,7 @@ class Replay:
             name: What to call it.
 
         Returns:
-            The noisy sum of the world as given, in all worlds.
+            The noisy sum of the given dataset, for all datasets.
         """
         _validate.magnitude(clip_norm=clip_norm)
         if not self._explicit and self.recording.steps >= self.steps:
@@ -444,7 +444,7 @@ class Replay:
         return result
 
     def exchange(self, release: Release, name: str = "gradient") -> list[NDArray[Any]]:
-        """Record a release; gives back what went on from it in the world as given."""
+        """Record a release; returns what was released on the given dataset."""
         occurrence = sum(
             event.step == self.step and event.kind == "release" and event.name == name
             for event in self.recording.events
@@ -480,11 +480,11 @@ class Replay:
         self._record("seed", name, _plain_copy(value, name))
 
     def made_anew(self, name: str, value: Any) -> None:
-        """Refuse an object that an earlier world used already."""
+        """Refuse an object that was already used with an earlier dataset."""
         known = None if self.reference is None else self.reference.objects.get(name)
         if known is not None and known is value:
             raise RecordingError(
-                f"Expected {name} to be built anew from the data of each world, got the same "
+                f"Expected {name} to be created anew for each dataset, got the same "
                 "object again. Build it inside the training function, from the data it gets."
             )
         self.recording.objects[name] = value

@@ -72,7 +72,7 @@ class Difference:
         return replace(self, steps=steps, size=size)
 
     def also(self, other: Difference) -> Difference:
-        """The same, seen in another world too."""
+        """The same, also for another neighbour."""
         sizes = [item.size for item in (self, other) if item.size is not None]
         return replace(
             self,
@@ -94,7 +94,7 @@ class Difference:
         if clean:
             under += f", not under {' and '.join(clean)}"
             if self.worlds == ("left out",) and self.kind != "release":
-                under += ": it follows how many records there are"
+                under += ": it depends on the number of records"
         follows = f" (may follow from {self.follows})" if self.follows else ""
         return one_line(
             f"{self.name} [{self.kind}, {_steps(self.steps)}{size}]: {self.values[0]} against "
@@ -125,7 +125,7 @@ class ReplayReport:
         elsewhere: The same in all other steps.
         compared: How often each thing was compared, by name.
         not_checked: What this replay could not look at, and why.
-        seed: Where the coins came from.
+        seed: Seed of batches and noise.
         version: The askgauss that made it.
     """
 
@@ -171,7 +171,7 @@ class ReplayReport:
                 if self.adjacency in item.leak_under
                 else Consequence.INFORMS,
                 measured=item.size,
-                # What may differ under this adjacency needs no mending.
+                # What may differ under this adjacency needs no fix.
                 remedy=_REMEDIES.get(item.kind, "") if self.adjacency in item.leak_under else "",
             )
             for item in self.differences
@@ -186,14 +186,14 @@ class ReplayReport:
     def scope(self) -> str:
         """What was tested, and what was not."""
         return (
-            "one record, these steps and these coins; what the training did not record was not "
+            "one record, these steps and this randomness; what the training did not record was not "
             "compared, and whether there is enough noise is for an audit to say."
         )
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """JSON text; also written to ``path``, whole or not at all, if one is given.
 
-        What differs between neighbouring data tells of the record: only the file's owner may read
+        What differs between neighbouring datasets reveals the record: only the owner may read
         it.
         """
         text = codec.dumps(_KIND, _SCHEMA, codec.to_plain(self))
@@ -264,11 +264,11 @@ def decide(
             f"({most.values[0]} against {most.values[1]}), a leak under {adjacency}{more}."
         )
     if unsure:
-        return Verdict.INCONCLUSIVE, f"nothing is known to leak, but {unsure[0]}."
-    others = f"; {len(differences)} that other adjacencies forbid" if differences else ""
+        return Verdict.INCONCLUSIVE, f"no leak was found, but {unsure[0]}."
+    others = f"; {len(differences)} differ that other adjacencies forbid" if differences else ""
     return Verdict.CONSISTENT, (
-        f"with the same coins nothing but the noisy sum depends on record {record} under "
-        f"{adjacency}, and that by no more than it may{others}."
+        f"with the same randomness nothing but the noisy sum depends on record {record} under "
+        f"{adjacency}, and by no more than allowed{others}."
     )
 
 
@@ -344,10 +344,10 @@ def _differs(item: Difference) -> str:
 
 def _nothing_leaks(report: ReplayReport) -> str:
     if report.verdict is Verdict.INCONCLUSIVE:
-        return "nothing is known to leak, but not everything could be checked: its report says why."
+        return "no leak was found, but not everything could be checked: the report says why."
     return (
-        "with the same coins nothing but the noisy sum depends on the record that was tried under "
-        f"{report.adjacency}, and that by no more than it may."
+        "with the same randomness nothing but the noisy sum depends on the tested record under "
+        f"{report.adjacency}, and by no more than allowed."
     )
 
 

@@ -45,14 +45,14 @@ _ROUNDINGS = 64.0
 _LAST_BITS = 4.0
 _UNKNOWN_NOISE = (
     "its noise is from a generator that replay does not know, or that was drawn from more often in "
-    "one world: take it from replay.generator(), or hand the generator to replay.couple()"
+    "one dataset: take it from replay.generator(), or pass the generator to replay.couple()"
 )
 # Differences that may bring others after them.
 _LASTING = ("state", "control flow", "noise")
 
 
 def first_difference(reference: Recording, other: Recording) -> str:
-    """Where two recordings of the same world part, in words; empty where they do not."""
+    """Where two recordings of the same dataset differ, in words; empty where they do not."""
     if reference.steps != other.steps:
         return f"{reference.steps} steps in the first run and {other.steps} in the second"
     if _failure(reference) != _failure(other):
@@ -98,7 +98,7 @@ def compare(reference: Recording, again: Recording, other: Recording, world: str
 
 
 class PairComparison:
-    """One pair of worlds, compared in one walk over their recordings.
+    """The recordings of two neighbouring datasets, compared in one pass.
 
     Attributes:
         world: How the second one differs.
@@ -209,7 +209,7 @@ class PairComparison:
         if _norm(one.noise, two.noise) > _slack(one, two) + _noise_slack(one):
             # From generators that started alike, and were drawn from alike, comes the same noise.
             if one.coupled is not None and one.coupled == two.coupled:
-                values = ("drawn alike in both worlds", "not the same")
+                values = ("drawn alike for both datasets", "not the same")
                 self._note(f"noise of {event.name}", "noise", event.step, values)
             else:
                 self._doubt(
@@ -239,7 +239,7 @@ class PairComparison:
             self.differences[index] = old.again(step, largest)
             return
         self._places[place] = len(self.differences)
-        # Releases are the same in both worlds from where they were handed on, so little follows
+        # Releases are the same for both datasets from where they were passed on, so little follows
         # from anything: all from the state, and the state from whatever moves it.
         earlier = [item for item in self.differences if kind == "state" or item.kind in _LASTING]
         self.differences.append(
@@ -258,7 +258,7 @@ class PairComparison:
 
 
 def together(comparisons: list[PairComparison]) -> list[Difference]:
-    """The differences of all pairs of worlds, each with the adjacencies it is a leak under.
+    """The differences of all pairs of datasets, each with the adjacencies it is a leak under.
 
     What shows where the record was replaced is a leak under all three: from a record to another
     one leads a way over its absence, and on one half of it the thing must differ. What shows only
@@ -403,17 +403,17 @@ def replay(
     plant: bool = True,
     seed: int = 0,
 ) -> ReplayReport:
-    """Run a few steps of a training on neighbouring data with the same coins, and compare.
+    """Run a few steps of a training on neighbouring datasets with the same randomness, and compare.
 
     The training runs twice on the data as given: it must do the same both times. Then it runs
     without the record, and with another one in its place. Batches are the same but for the record,
-    the noise is the same, and after each release all worlds go on from that of the first. So a
+    the noise is the same, and after each release all runs continue from that of the first. So a
     noisy sum may differ by a clip norm in the steps whose batches have the record, and nothing
     else may differ at all.
 
     Args:
-        train: The training function. It takes the data of a world and a `Replay`, from which it
-            takes batches and noise, and which it tells what it lets out.
+        train: The training function. It takes a dataset and a `Replay`, from which it gets batches
+            and noise, and to which it reports what it releases.
         data: Records: an array, a tuple or mapping of arrays of equal length, a list, a table, or a
             dataset with a length and indexing.
         leave_out: The record to leave out, by its index.
@@ -431,11 +431,11 @@ def replay(
 
     Raises:
         NotDeterministicError: Two runs on the same data differ.
-        ReplayError: The training fails in all worlds.
+        ReplayError: The training fails on all datasets.
         InvalidArgumentError: An argument is outside its range, or the data have no records.
 
     Guarantee:
-        A VIOLATION is one: with the same coins and the same releases so far, something that went
+        A VIOLATION is certain: with the same randomness and releases so far, something that became
         public was another thing because of one record.
 
     Examples:
@@ -467,9 +467,9 @@ def replay(
         parted = first_difference(first, again)
         if parted:
             raise NotDeterministicError(
-                f"Two runs of the training on the same data differ: {parted}. Replay can tell "
-                "nothing apart then. Take noise from replay.generator() or hand its generator to "
-                "replay.couple(), and leave times and addresses out of what is recorded."
+                f"Two runs of the training on the same data differ: {parted}. A replay "
+                "needs a deterministic training. Take noise from replay.generator() or pass its "
+                "generator to replay.couple(), and record neither times nor addresses."
             )
         comparisons, failures = [], []
         for world in neighbours:
@@ -501,7 +501,7 @@ def _run(
     seed: int,
     plant: bool,
 ) -> Recording:
-    """One world's training, and what it let out."""
+    """The training on one dataset, and what it released."""
     handle = Replay(world, steps=steps, seed=seed, plant=plant, reference=reference)
     try:
         train(world.make(), handle)
@@ -509,7 +509,7 @@ def _run(
         pass
     except AskGaussError:
         raise
-    except Exception as error:  # noqa: BLE001  (what the training raises is a part of what it lets out)
+    except Exception as error:  # noqa: BLE001  (what the training raises is public too)
         handle.recording.failure = error
     handle.finish()
     return handle.recording
@@ -520,8 +520,8 @@ def _check_failures(first: Recording, others: list[Exception | None]) -> None:
         item is not None and _named(item) == _named(first.failure) for item in others
     ):
         raise ReplayError(
-            "Expected a training that runs, got one that fails in all worlds after "
-            f"{first.steps} steps: {one_line(_named(first.failure), 300)}. Mend it first."
+            "Expected a training that runs, got one that fails on all datasets after "
+            f"{first.steps} steps: {one_line(_named(first.failure), 300)}. Fix it first."
         ) from first.failure
 
 

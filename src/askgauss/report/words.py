@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from askgauss import policy, power
 from askgauss._text import confidence_in_words, number, of_the_claim, one_line, whole_percent
 from askgauss.checks.gate import leading, ordered, root_causes
+from askgauss.checks.registry import severity
 from askgauss.checks.scope import OUTSIDE, scope_of
 from askgauss.results import (
     MEMBERSHIP,
@@ -133,7 +134,7 @@ def brief(result: AuditResult) -> str:
         ("method", f"{result.auditor.name}; {canaries}", 1),
         ("power", sight(result), 2),
         ("failed", ", ".join(failed), 1),
-        ("not tested", ", ".join(untested) if result.scope else "every part", 2),
+        ("not tested", ", ".join(untested) if result.scope else "every part", 3),
         ("private", PRIVATE_NOTE.rpartition(". ")[2] if result.private else "", 1),
         ("next", advice(result).action, _MOST_LINES),
     )
@@ -155,6 +156,7 @@ def _wrapped(
         one_line(words),
         width=width,
         break_long_words=False,
+        break_on_hyphens=False,
         initial_indent=first,
         subsequent_indent=" " * then,
         max_lines=most,
@@ -478,7 +480,7 @@ def _no_number_is_enough(result: AuditResult) -> str:
             "rather than scores, over more of the steps."
         )
     return (
-        f"Not even {power.LARGEST_SIMULATED:,} present and as many absent canaries are "
+        f"Not even {power.LARGEST_SIMULATED:,} inserted and as many held-out canaries are "
         f"enough for {name} at this claim: audit with the default method, from the "
         "transcript where there is one."
     )
@@ -536,8 +538,12 @@ def status(finding: Finding) -> StatusWord:
 
 
 def consequence(finding: Finding) -> str:
-    """What a failure of the check would mean."""
-    return "" if finding.status is Status.NOT_RUN else _CONSEQUENCES[finding.consequence]
+    """What a failure of the check means, with its severity where it failed."""
+    if finding.status is Status.NOT_RUN:
+        return ""
+    rank = severity(finding) if finding.status in (Status.FAIL, Status.WARN) else None
+    meaning = _CONSEQUENCES[finding.consequence]
+    return meaning if rank is None else f"{meaning} ({rank.value})"
 
 
 def p_value(finding: Finding) -> str:

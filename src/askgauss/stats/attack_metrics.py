@@ -7,6 +7,7 @@ and a weak attack says nothing of a strong one.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +17,10 @@ from scipy.special import expit, logit, ndtri
 from askgauss import _validate
 from askgauss.stats import gaussian
 from askgauss.stats.limits import clopper_pearson_lower, clopper_pearson_upper
+from askgauss.stats.tradeoff import TradeOff
 
 __all__ = [
+    "AttackMeaning",
     "AttackMetrics",
     "Estimate",
     "GaussianPrivacy",
@@ -43,6 +46,48 @@ class GaussianPrivacy:
     interval: tuple[float, float] | None
     claimed: float | None
     confidence: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttackMeaning:
+    """What a trade-off curve lets an attacker do (Dong, Roth and Su, arXiv 1905.02383).
+
+    On a claimed curve it is the most that any attacker can do; on a measured one, at least as much
+    as this audit's could.
+
+    Attributes:
+        advantage: Largest true positive rate minus false positive rate.
+        true_positives: True positive rates at the false positive rates asked for.
+        reconstruction: Chance to name a record, of one who would guess it with the prior chance. To
+            name the record is to be right in an event that without the release has the prior's
+            probability, so the curve bounds it like any other event (Hayes et al., 2302.07225).
+        area: Area under the curve of true against false positives.
+    """
+
+    advantage: float
+    true_positives: tuple[float, ...]
+    reconstruction: float
+    area: float
+
+    @classmethod
+    def of(
+        cls, curve: TradeOff, *, prior: float, false_positive_rates: Sequence[float] = (0.01, 0.001)
+    ) -> AttackMeaning:
+        """Everything that one curve says, at a stated prior.
+
+        Examples:
+            >>> found = AttackMeaning.of(TradeOff.gaussian(1.0), prior=0.1)
+            >>> round(found.reconstruction, 4), round(found.true_positives[1], 4)
+            (0.3891, 0.0183)
+        """
+        _validate.within(0.0, 1.0, closed="right", prior=prior)
+        alpha, beta = curve.points()
+        return cls(
+            advantage=curve.advantage(),
+            true_positives=tuple(1.0 - curve.beta_at(float(rate)) for rate in false_positive_rates),
+            reconstruction=1.0 - curve.beta_at(float(prior)),
+            area=float(1.0 - np.trapezoid(beta, alpha)),
+        )
 
 
 def gaussian_privacy(

@@ -276,7 +276,6 @@ def gaussian_blow_up(mu: float) -> InverseBlowUp:
         >>> round(gaussian_blow_up(1.0)(0.5), 4)
         0.1587
     """
-    _validate.non_negative(mu=mu)
     return lambda probability: float(ndtr(ndtri(probability) - mu))
 
 
@@ -294,8 +293,6 @@ def epsilon_delta_blow_up(epsilon: float, delta: float) -> InverseBlowUp:
         >>> round(epsilon_delta_blow_up(1.0, 0.1)(0.5), 4)
         0.1472
     """
-    _validate.non_negative(epsilon=epsilon)
-    _validate.within(0.0, 1.0, closed="left", delta=delta)
     # Where exp overflows, its line is below 0 at every float short of 1.
     grow, shrink = math.exp(min(epsilon, 700.0)), math.exp(-epsilon)
 
@@ -314,34 +311,43 @@ def curve_rejects(inverse_blow_up: InverseBlowUp, counts: GuessCounts, *, error:
         counts: The guesses; their number was fixed in advance.
         error: Error of the test, in (0, 1).
 
-    Returns:
-        True if the hypothesis is rejected.
-
     Examples:
         >>> counts = GuessCounts(canaries=5000, guesses=257, correct=252)
         >>> [curve_rejects(gaussian_blow_up(mu), counts, error=0.05) for mu in (1.0, 1.1)]
         [True, False]
     """
-    _validate.probability(error=error)
-    return _curve_rejects(inverse_blow_up, counts, float(error))
+    canaries, guesses, correct = counts.canaries, counts.guesses, counts.correct
+    # Suppose at least ``correct`` guesses are right with probability ``error``, and let p_i be the
+    # probability of exactly i. The curve then forces the sums of i p_i / canaries (right) and of
+    # (guesses - i) p_i / canaries (wrong), over i and above, upwards as i goes down; but together
+    # they cannot exceed guesses / canaries.
+    right = error * correct / canaries
+    wrong = error * (guesses - correct) / canaries
+    limit = guesses / canaries
+    for i in range(correct - 1, -1, -1):
+        forced = inverse_blow_up(right)
+        if not forced > wrong:
+            if math.isnan(forced):
+                raise _validate.fail(
+                    "inverse_blow_up", forced, f"to be a number at {right!r}", "Check the curve."
+                )
+            return False  # nothing moves any more
+        right = min(1.0, right + i / (guesses - i) * (forced - wrong))
+        wrong = forced
+        if right + wrong > limit:  # both only grow
+            return True
+    return False
 
 
 def curve_p_value(inverse_blow_up: InverseBlowUp, counts: GuessCounts) -> float:
-    """Bound on the probability of so many correct guesses under the curve.
-
-    Args:
-        inverse_blow_up: The hypothesis, for instance ``gaussian_blow_up(1.0)``.
-        counts: The guesses; their number was fixed in advance.
-
-    Returns:
-        The smallest error at which :func:`curve_rejects` says so, at least 1e-50.
+    """The smallest error at which `curve_rejects` the curve, at least 1e-50.
 
     Examples:
         >>> counts = GuessCounts(canaries=5000, guesses=257, correct=252)
         >>> round(curve_p_value(gaussian_blow_up(1.0), counts), 4)
         0.0423
     """
-    return smallest_error(lambda error: _curve_rejects(inverse_blow_up, counts, error))
+    return smallest_error(lambda error: curve_rejects(inverse_blow_up, counts, error=error))
 
 
 def strongest_rejected(
@@ -365,23 +371,14 @@ def strongest_rejected(
         >>> round(strongest_rejected(gaussian_blow_up, counts, confidence=0.95), 4)  # mu
         1.0152
     """
-    _validate.probability(confidence=confidence)
     error = 1.0 - confidence
     return largest_rejected(
-        lambda parameter: 1.0 if _curve_rejects(family(parameter), counts, error) else -1.0
+        lambda parameter: 1.0 if curve_rejects(family(parameter), counts, error=error) else -1.0
     )
 
 
 def gaussian_from_counts(counts: GuessCounts, *, delta: float, confidence: float) -> float:
-    """Lower confidence bound on epsilon, if the mechanism is Gaussian-DP.
-
-    Args:
-        counts: The guesses; their number was fixed in advance.
-        delta: The delta at which epsilon is stated, in (0, 1).
-        confidence: Probability that the bound holds, in (0, 1).
-
-    Returns:
-        Epsilon at ``delta`` of the largest rejected mu; 0 if none is rejected.
+    """Epsilon at ``delta`` of the largest rejected mu, if the mechanism is Gaussian-DP.
 
     Assumes:
         A Gaussian trade-off curve; the dependence between canaries is free.
@@ -391,33 +388,6 @@ def gaussian_from_counts(counts: GuessCounts, *, delta: float, confidence: float
         >>> round(gaussian_from_counts(counts, delta=1e-5, confidence=0.95), 3)
         4.455
     """
-    _validate.probability(
-        delta=delta,
-        hint="A Gaussian mechanism has no epsilon at delta 0; use epsilon_delta_from_counts.",
-    )
+    _validate.probability(delta=delta, hint="A Gaussian mechanism has no epsilon at delta 0.")
     mu = strongest_rejected(gaussian_blow_up, counts, confidence=confidence)
     return float(gaussian.gdp_epsilon(delta, mu))
-
-
-def _curve_rejects(inverse_blow_up: InverseBlowUp, counts: GuessCounts, error: float) -> bool:
-    canaries, guesses, correct = counts.canaries, counts.guesses, counts.correct
-    # Suppose at least ``correct`` guesses are right with probability ``error``, and let p_i be the
-    # probability of exactly i. The curve then forces the sums of i p_i / canaries (right) and of
-    # (guesses - i) p_i / canaries (wrong), over i and above, upwards as i goes down; but together
-    # they cannot exceed guesses / canaries.
-    right = error * correct / canaries
-    wrong = error * (guesses - correct) / canaries
-    limit = guesses / canaries
-    for i in range(correct - 1, -1, -1):
-        forced = inverse_blow_up(right)
-        if not forced > wrong:
-            if math.isnan(forced):
-                raise _validate.fail(
-                    "inverse_blow_up", forced, f"to be a number at {right!r}", "Check the curve."
-                )
-            return False  # nothing moves any more
-        right = min(1.0, right + i / (guesses - i) * (forced - wrong))
-        wrong = forced
-        if right + wrong > limit:  # both only grow
-            return True
-    return False

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrc, betainccinv, betaincinv
 
 from askgauss import _validate
@@ -200,85 +199,44 @@ def binomial_weights(
     return counts, logs - math.log(np.exp(logs).sum())
 
 
-@overload
-def clopper_pearson_upper(successes: int, trials: int, error: float) -> float: ...
-@overload
-def clopper_pearson_upper(
-    successes: ArrayLike, trials: ArrayLike, error: ArrayLike
-) -> NDArray[np.float64]: ...
-def clopper_pearson_upper(successes: Any, trials: Any, error: Any) -> Any:
+def clopper_pearson_upper(successes: int, trials: int, error: float) -> float:
     """Upper confidence limit of a binomial probability (Clopper and Pearson, 1934).
 
     Args:
-        successes: Number of successes; all arguments broadcast.
+        successes: Number of successes.
         trials: Number of independent trials.
         error: Probability that the limit is below the truth, in [1e-50, 1).
 
     Returns:
         The probability at which ``successes`` or fewer have probability ``error``; 1 when every
-        trial succeeded. A float for scalars, an array otherwise.
+        trial succeeded.
 
     Examples:
         >>> round(clopper_pearson_upper(0, 59, 0.05), 4)
         0.0495
-        >>> clopper_pearson_upper([10, 500], 1000, 0.025).round(4)
-        array([0.0183, 0.5315])
     """
-    successes, trials, error = _checked(successes, trials, error)
-    # Where every trial succeeded the beta law degenerates; any parameters do, 1 replaces them.
-    limit = betainccinv(successes + 1.0, np.maximum(trials - successes, 1), error)
-    return _plain(np.where(successes == trials, 1.0, limit))
+    _check(successes, trials, error)
+    if successes == trials:
+        return 1.0
+    return float(betainccinv(successes + 1.0, trials - successes, error))
 
 
-@overload
-def clopper_pearson_lower(successes: int, trials: int, error: float) -> float: ...
-@overload
-def clopper_pearson_lower(
-    successes: ArrayLike, trials: ArrayLike, error: ArrayLike
-) -> NDArray[np.float64]: ...
-def clopper_pearson_lower(successes: Any, trials: Any, error: Any) -> Any:
-    """Lower confidence limit of a binomial probability (Clopper and Pearson, 1934).
-
-    Args:
-        successes: Number of successes; all arguments broadcast.
-        trials: Number of independent trials.
-        error: Probability that the limit is above the truth, in [1e-50, 1).
+def clopper_pearson_lower(successes: int, trials: int, error: float) -> float:
+    """Lower confidence limit of a binomial probability; arguments as of `clopper_pearson_upper`.
 
     Returns:
         The probability at which ``successes`` or more have probability ``error``; 0 when no trial
-        succeeded. A float for scalars, an array otherwise.
+        succeeded.
 
     Examples:
         >>> round(clopper_pearson_lower(59, 59, 0.05), 4)
         0.9505
     """
-    successes, trials, error = _checked(successes, trials, error)
-    limit = betaincinv(np.maximum(successes, 1), trials - successes + 1.0, error)
-    return _plain(np.where(successes == 0, 0.0, limit))
+    _check(successes, trials, error)
+    return float(betaincinv(successes, trials - successes + 1.0, error)) if successes else 0.0
 
 
-def _checked(successes: Any, trials: Any, error: Any) -> tuple[Any, Any, Any]:
-    successes, trials = np.asarray(successes), np.asarray(trials)
-    for name, counts, least in (("successes", successes, 0), ("trials", trials, 1)):
-        if counts.dtype.kind not in "iu" or np.any(counts < least):
-            raise _validate.fail(
-                name, counts.tolist(), f"to be whole numbers >= {least}", "Pass plain counts."
-            )
-    if np.any(successes > trials):
-        raise _validate.fail(
-            "successes",
-            successes.tolist(),
-            f"<= trials = {trials.tolist()}",
-            "The two counts may be exchanged.",
-        )
-    error = np.asarray(error, dtype=np.float64)
-    if not np.all((error >= SMALLEST_ERROR) & (error < 1.0)):
-        raise _validate.fail(
-            "error", error.tolist(), f"in [{SMALLEST_ERROR:g}, 1)", "Pass 1 - confidence."
-        )
-    # Unsigned counts would wrap around below zero.
-    return successes.astype(np.int64), trials.astype(np.int64), error
-
-
-def _plain(values: NDArray[np.float64]) -> Any:
-    return float(values) if values.ndim == 0 else values
+def _check(successes: int, trials: int, error: float) -> None:
+    _validate.integer(1, trials=trials)
+    _validate.integer(0, trials, successes=successes)
+    _validate.within(SMALLEST_ERROR, 1.0, closed="left", hint="Pass 1 - confidence.", error=error)

@@ -341,6 +341,15 @@ class Content:
             return False
         return mine.device == theirs.device and torch.equal(mine, theirs)
 
+    @property
+    def distinct(self) -> NDArray[np.int64]:
+        """How many different numbers are read of each row; empty where the tensor is gone."""
+        values = self.read()
+        if values is None:
+            return np.zeros(0, dtype=np.int64)
+        ordered = np.sort(values.to(torch.float64).cpu().numpy(), axis=1)
+        return np.asarray(1 + np.count_nonzero(np.diff(ordered, axis=1), axis=1))
+
     def hashes(self, like: Content | None = None) -> NDArray[np.int64]:
         """One number a row, as if the rows had been converted to the number format of ``like``.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -20,6 +19,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from askgauss.integrations.attachment import CAUGHT
 from askgauss.integrations.opacus.batch_stream import Columns, Content, inputs_mixed, rows_of
+from askgauss.integrations.opacus.repeated_loss import (
+    LossTrace,
+    UnseenError,
+    as_before,
+    random_states,
+)
 from askgauss.recording.facts import BatchWeights, MixingFacts
 
 __all__ = ["MixingWatch", "trusted"]
@@ -53,14 +58,17 @@ class MixingWatch:
     def __init__(self) -> None:
         self._values: dict[str, Any] = asdict(MixingFacts())
         self._weights = BatchWeights()
+        self._trace: LossTrace | None = None
         self._step = 1
         self._begin()
 
     def _begin(self) -> None:
+        self._end_trace()
         # Inputs cost little to look at.
         self.due = self._is_due or self._step <= _FIRST
         self._done: set[str] = set()
         self._samples: Columns | None = None
+        self._columns: Columns | None = None
         self._call: ForwardCall | None = None
         self._rows = self._before = 0
         self._outputs: list[tuple[int, Tensor]] = []
@@ -95,6 +103,11 @@ class MixingWatch:
         """The audit is left."""
         self._begin()
 
+    def _end_trace(self) -> None:
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            trace.end()
+
     # --- inputs -----------------------------------------------------------------------------------
 
     def collated(self, samples: Any) -> None:
@@ -120,6 +133,18 @@ class MixingWatch:
             self._unseen("inputs", "inputs that are rows of the loader's batch, or scaled ones")
         else:
             self._note("inputs", found)
+
+    def _look_at_second_inputs(self, tensor: Tensor | None) -> None:
+        """The model is called again before the step: with the same records, or with others?"""
+        columns = self._columns
+        if columns is None or tensor is None:
+            return
+        found = inputs_mixed(columns, Columns(tensor))
+        if found:
+            self._note("inputs", mixed=True)
+        elif found is None:
+            # Gradients of all calls are added up row by row.
+            self._values["inputs_unseen"] = "the rows of a second call of the model in one step"
 
     # --- forward pass -----------------------------------------------------------------------------
 
@@ -152,8 +177,11 @@ class MixingWatch:
             return
         self._before = rows
         with self._looking_at("forward"):
-            if first and "inputs" not in self._done:
+            if not first:
+                self._look_at_second_inputs(given.tensor)
+            elif "inputs" not in self._done:
                 self._look_at_inputs(yielded, given.tensor)
+                self._columns = yielded
             if not self._is_due:
                 return
             self._rows = rows
@@ -169,15 +197,18 @@ class MixingWatch:
         if not rows:
             return
         with self._looking_at("forward"):
-            self._outputs += [
-                (rows, item) for item in outputs_of(output, rows)[0] if item.requires_grad
-            ]
+            outputs = [item for item in outputs_of(output, rows)[0] if item.requires_grad]
+            self._outputs += [(rows, item) for item in outputs]
             if call is not None:
                 mixed, state, scalars = call.look(output)
                 self._numbers += scalars
                 if state:
                     self._first("state_first")
                 self._note("forward", mixed)
+            if outputs and "loss" not in self._done:
+                self._trace = self._trace or LossTrace.begin()
+                if self._trace is not None:
+                    self._trace.follow(outputs)
 
     # --- loss -------------------------------------------------------------------------------------
 
@@ -192,12 +223,31 @@ class MixingWatch:
         with self._looking_at("loss"):
             if self._numbers and _depends_on(loss, self._numbers):
                 self._first("loss_first")
-            mixed, gradients = _loss_mixed(loss, outputs)
+            mixed, gradients = self._look_at_loss(loss, outputs)
             self._note("loss", mixed)
             if len(outputs) == len(gradients) == 1:
                 found = _class_weights(outputs[0], gradients[0])
                 if found is not None and self._weights.add(*found):
                     self._first("weights_first")
+
+    def _look_at_loss(
+        self, loss: Tensor, outputs: Sequence[Tensor]
+    ) -> tuple[bool, Sequence[Tensor]]:
+        """Whether a loss mixes records, by its second derivative and by repeating it.
+
+        Raises:
+            UnseenError: Neither says so, and one that could have cannot be looked at.
+        """
+        reason: UnseenError | None = None
+        mixed, gradients = False, list[Tensor]()
+        try:
+            mixed, gradients = _loss_mixed(loss, outputs)
+        except UnseenError as error:
+            reason = error
+        repeated = None if mixed or self._trace is None else self._trace.look(loss)
+        if repeated is None and reason is not None:
+            raise reason
+        return mixed or bool(repeated), gradients
 
     @contextmanager
     def _looking_at(self, kind: str) -> Iterator[None]:
@@ -369,10 +419,6 @@ _ALONE = 32
 _REJECTING = frozenset({"_standard_gamma", "_sample_dirichlet", "poisson", "binomial"})
 
 
-class UnseenError(Exception):
-    """Why something cannot be looked at."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Pass:
     """One forward pass of a copy.
@@ -421,7 +467,7 @@ class ForwardCall:
         self._by_row = _by_row(self._leaves, rows)
         _check(module)
         self._versions = _versions(module)
-        self._random = _random_states()
+        self._random = random_states()
 
     def look(self, output: Any) -> tuple[bool, bool, list[Tensor]]:
         """Compare the call's output with those of copies of the model.
@@ -492,13 +538,11 @@ class ForwardCall:
         ]
         arguments, options = tree_unflatten(leaves, self._form)
         copy, slots = _copied(self._module, state or {})
-        with _as_before(self._random), torch.no_grad():
+        with as_before(self._random), torch.no_grad():
             output = copy(*arguments, **options)
-            random_states = _random_states()
+            after = random_states()
         rows, numbers = outputs_of(output, len(chosen))
-        return _Pass(
-            rows, numbers | _kept_numbers(copy), _state(copy, slots, self._rows), random_states
-        )
+        return _Pass(rows, numbers | _kept_numbers(copy), _state(copy, slots, self._rows), after)
 
     def _rejects(self) -> bool:
         """Whether a pass draws by rejection: other records then shift the random numbers."""
@@ -647,21 +691,6 @@ def _own(value: Any) -> Any:
     return value.copy() if isinstance(value, (list, dict, set)) else value
 
 
-def _random_states() -> list[Any]:
-    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    on_devices = torch.cuda.get_rng_state_all() if used else []
-    numpy = np.random.get_state()  # noqa: NPY002  (the one that everybody shares)
-    return [torch.get_rng_state(), random.getstate(), numpy, on_devices]
-
-
-def _set_random(states: list[Any]) -> None:
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    np.random.set_state(states[2])  # noqa: NPY002
-    if states[3]:
-        torch.cuda.set_rng_state_all(states[3])
-
-
 def _same_random(first: list[Any], second: list[Any]) -> bool:
     return (
         torch.equal(first[0], second[0])
@@ -669,20 +698,6 @@ def _same_random(first: list[Any], second: list[Any]) -> bool:
         and bool(np.array_equal(first[2][1], second[2][1]))
         and first[2][2] == second[2][2]
     )
-
-
-@contextmanager
-def _as_before(states: list[Any]) -> Iterator[None]:
-    """Generators as they were before the call, and as they are now afterwards."""
-    now, cached = _random_states(), torch.is_autocast_cache_enabled()
-    try:
-        # Weights that are cast here without a graph are not to be taken for those of the training.
-        torch.set_autocast_cache_enabled(False)
-        _set_random(states)
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(cached)
-        _set_random(now)
 
 
 def _tolerance(value: Tensor) -> float:

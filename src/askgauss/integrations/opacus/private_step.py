@@ -485,10 +485,10 @@ class PrivateSteps:
 
     # --- as the weights move ----------------------------------------------------------------------
 
-    def observe(self, _: Any, arguments: Any, options: Any) -> None:
+    def observe(self, optimizer: Any, arguments: Any, options: Any) -> None:
         """Runs as the wrapped torch optimizer begins its step."""
         guard = self._run.guard
-        if not guard.reason:
+        if not guard.reason and not described.is_inner_step(optimizer):
             with guard:
                 self._record(arguments, options)
                 self.inform()

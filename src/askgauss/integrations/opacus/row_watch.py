@@ -59,6 +59,9 @@ _PLACES = 64
 _FRAMES = 64
 # A pass of fewer batches that is left out whole is no epoch that a schedule skips.
 _SHORTEST_PASS = 4
+# Rows of earlier batches that are remembered, and different numbers that each has at least.
+_EARLIER = 1 << 16
+_DISTINCT = 6
 # Before the names of the arrays of `LoaderWatch`.
 _PREFIX = "loader."
 _NOT_SHOWN = "the loader was not shown, or does not say what it draws from"
@@ -146,6 +149,8 @@ class TrainedRows(Observer):
         self._training_places = {TO_TRAIN}
         self._most_passes = 1
         self._newest: Pass | None = None
+        # Hashes of rows that were drawn for earlier steps, where those were compared by content.
+        self._earlier: dict[int, None] = {}
         self._ratio = 0
         self._has_loaded = False
         self._ranks: list[RowFacts] = []
@@ -630,6 +635,8 @@ class TrainedRows(Observer):
             self._note("fewer")
         elif known and self._has_doubles(rows, used):
             self._note("doubled")
+        elif known and self._has_strays(rows, used):
+            self._note("strays")
 
     def _other_source(self, rows: Sequence[_Rows]) -> str:
         """What drew those of the rows that are another loader's."""
@@ -661,6 +668,24 @@ class TrainedRows(Observer):
         if distinct.size < theirs.size or not np.isin(own, distinct).all():
             return False
         return np.unique(own).size < own.size
+
+    def _has_strays(self, rows: Sequence[_Rows], used: Sequence[LoadedBatch]) -> bool:
+        """Whether a row is one that was drawn for an earlier step, and not for this one."""
+        changed = [item.content for item in rows if item.count and item.content is not None]
+        yielded = [item.content for item in used if item.records and item.content is not None]
+        if not changed or not yielded:
+            return False
+        theirs = np.concatenate([item.hashes(changed[0]) for item in yielded])
+        earlier = self._earlier
+        found = any(
+            int(number) in earlier
+            for item in changed
+            for number in np.setdiff1d(item.hashes()[item.distinct >= _DISTINCT], theirs)
+        )
+        earlier.update(dict.fromkeys(theirs.tolist()))
+        while len(earlier) > _EARLIER:
+            del earlier[next(iter(earlier))]
+        return found
 
     def _note(self, kind: str) -> None:
         """One more step with a fault of this kind."""

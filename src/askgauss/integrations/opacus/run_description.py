@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import sys
 import tempfile
 import types
 import warnings
@@ -63,11 +64,14 @@ __all__ = [
     "find_accountant",
     "gradient_noise_multiplier",
     "gradients",
+    "is_inner_step",
     "noise_by_parameter",
     "not_of_one_step",
     "unwrapped",
 ]
 
+# Where torch calls the hooks of a step.
+_TORCH_OPTIMIZER = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 # Wrappers around an optimizer, and hooks around a hook, that are looked through.
 _DEEPEST = 4
 
@@ -218,6 +222,22 @@ class TrainingRun:
         return dict(zip(map(id, others), found, strict=True)) | dict(
             zip(map(id, self.parameters), self.parameter_names, strict=True)
         )
+
+
+def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a hook runs in a step that another step of the same optimizer calls.
+
+    A subclass whose step calls that of its base class has hooks run at both, where an optimizer of
+    the base class was made before.
+    """
+    steps = 0
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "wrapper" and code.co_filename == _TORCH_OPTIMIZER:
+            steps += frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return steps > 1
 
 
 def unwrapped(optimizer: Any) -> Any:

@@ -21,6 +21,7 @@ from askgauss.integrations.opacus.run_description import (
     TrainingRun,
     counted_steps,
     gradients,
+    is_inner_step,
     not_of_one_step,
 )
 from askgauss.monitor import Monitor
@@ -358,10 +359,10 @@ class Shadow(Observer):
         on_host = one.device.type == "cpu" and not self._places.collective
         return on_host and torch.equal(one, other)
 
-    def _stepped(self, *_: Any) -> None:
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
         """As the real optimizer ends its step."""
         guard = self._run.guard
-        if not guard.reason:
+        if not guard.reason and not is_inner_step(optimizer):
             with guard:
                 self._follow()
 

@@ -35,6 +35,8 @@ class RowFacts:
         fewer_drawn: Records drawn for them.
         doubled: Steps with as many rows as records, of which some records had several.
         doubled_first: The first of them.
+        strays: Steps with a row that was drawn for an earlier step, and not for this one.
+        strays_first: The first of them.
         unused: Batches that no step used although a later one of the same pass was used, or the
             model was called with them as with those that were used.
         unused_empty: Those of them that held no record.
@@ -68,6 +70,8 @@ class RowFacts:
     fewer_drawn: int = 0
     doubled: int = 0
     doubled_first: int = 0
+    strays: int = 0
+    strays_first: int = 0
     unused: int = 0
     unused_empty: int = 0
     unused_first: int = 0
@@ -94,7 +98,15 @@ class RowFacts:
     @property
     def clean(self) -> bool:
         """Whether every step that was seen trained on the records drawn for it, once each."""
-        faults = (self.more, self.fewer, self.doubled, self.dropped, self.foreign, self.again)
+        faults = (
+            self.more,
+            self.fewer,
+            self.doubled,
+            self.strays,
+            self.dropped,
+            self.foreign,
+            self.again,
+        )
         return not self.unseen and not any(faults) and not self.never_drawn
 
     def check(self) -> None:
@@ -115,7 +127,7 @@ def rows_over_ranks(ranks: Sequence[RowFacts]) -> RowFacts:
     """What several ranks found: the first fault of each kind, and the most steps of any rank."""
     merged = ranks[0]
     for other in ranks[1:]:
-        for name in ("more", "fewer", "doubled", "unused", "skipped", "foreign", "again"):
+        for name in ("more", "fewer", "doubled", "strays", "unused", "skipped", "foreign", "again"):
             if getattr(other, name) > getattr(merged, name):
                 of_kind = {
                     item.name: getattr(other, item.name)
