@@ -190,7 +190,7 @@ def test_accumulation_by_the_trainer(tmp_path):
     made = trainer(tmp_path, callback, accumulate_grad_batches=2, epochs=2)
     made.fit(Private(poisson=False), loader(poisson=False))
     assert callback.audit.steps == 16
-    assert "not with an independent coin" in " ".join(callback.audit.transcript().facts.notes)
+    assert "which is not Poisson sampling" in " ".join(callback.audit.transcript().facts.notes)
 
 
 def test_batches_split_for_memory(tmp_path):
