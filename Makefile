@@ -123,6 +123,13 @@ comparison: $(VENV)/all.stamp  ## other auditing packages on the same scores; re
 museum: $(VENV)/all.stamp  ## real bugs of released libraries beside mended twins; rewrites docs/museum.md, goes on where it stopped
 	$(BIN)/python -m museum all --docs docs/museum.md
 
+notebooks: $(VENV)/all.stamp  ## execute the notebooks and keep them with their output, in notebooks/ and docs/notebooks/
+	$(PIP) --editable ".[notebooks]"
+	$(BIN)/python -m notebooks
+
+pictures: $(VENV)/base.stamp  ## the diagrams of the documentation
+	$(BIN)/python .ci/pictures.py
+
 paper: $(VENV)/all.stamp  ## the paper's experiments at full scale; rewrites docs/reproduction.md, goes on where it stopped
 	$(BIN)/python -m paper data fetch cifar10
 	$(BIN)/python -m paper reproduce all --folder reproduction --docs docs
