@@ -678,16 +678,22 @@ class LinearTranscript(RecordedRun):
             ),
         )
 
-    def measured_noise(self) -> tuple[float, int]:
-        """The noise multiplier that the absent canaries show, in all pieces.
+    def measured_noise(self, where: NDArray[np.bool_] | None = None) -> tuple[float, int]:
+        """The noise multiplier that the absent canaries show, in all pieces or in some.
+
+        Args:
+            where: Which pieces, for example ``pieces.level == 2``; all if not given.
 
         Returns:
             The root mean square, and the number of observations in it. Over independent pieces of a
             correct run with known background, the number times its squared ratio to the claim is
             chi-square with that many degrees of freedom.
         """
-        count = self.pieces.square.size * int(np.count_nonzero(~self.member))
-        return math.sqrt(float(self.pieces.square.sum()) / count), count
+        squares = self.pieces.square if where is None else self.pieces.square[where]
+        count = squares.size * int(np.count_nonzero(~self.member))
+        if not count:
+            raise _validate.fail("where", where, "to choose a piece some absent canary is in")
+        return math.sqrt(float(squares.sum()) / count), count
 
     def restart_correlation(self) -> tuple[float, int]:
         """Correlation of a node's noise with that of the same node one tree earlier.
