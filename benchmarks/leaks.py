@@ -36,6 +36,10 @@ CORRECT: dict[str, dict[str, Run]] = {
     "Correct recorders": recorders.CORRECT,
 }
 SAMPLERS = "Correct samplers"
+# The code that this process has loaded, whatever is checked out while it counts.
+_COMMIT = subprocess.run(
+    ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+).stdout.strip()
 _FOUND = (Verdict.VIOLATION.value, Verdict.INVALID.value)
 _SAMPLER_CHECKS = (
     "sampling rate",
@@ -136,10 +140,7 @@ def _listed(counts: collections.Counter[str]) -> str:
 
 def _state() -> str:
     """When, and on which code."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return f"Counted on {time.strftime('%Y-%m-%d')}, at {commit or 'an unknown commit'}."
+    return f"Counted on {time.strftime('%Y-%m-%d')}, at {_COMMIT or 'an unknown commit'}."
 
 
 def main() -> int:

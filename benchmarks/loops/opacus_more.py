@@ -405,7 +405,7 @@ LEAKS: dict[str, dict[str, Leak]] = {
             of(large_gradients_skipped), ("unused batches",)
         ),
         "a second term over fixed private records": Leak(
-            of(second_forward), ("rows per record", *_MIXED), _GRADIENT
+            of(second_forward), ("rows per record", "repeated batches", *_MIXED), _GRADIENT
         ),
         "records drawn by their loss": Leak(
             of(change=draws_by_loss, epochs=20),

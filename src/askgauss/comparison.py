@@ -133,8 +133,8 @@ class Comparison:
             middle, low, high = self.area
             claimed += f"; area under the curve {middle:.3f} ({low:.3f} to {high:.3f})"
         return (
-            f"{self.present:,} present and {self.absent:,} absent canaries, delta {self.delta:g}, "
-            f"confidence {self.confidence:g} each{claimed}"
+            f"{self.present:,} inserted and {self.absent:,} held-out canaries, delta "
+            f"{self.delta:g}, confidence {self.confidence:g} each{claimed}"
         )
 
     def _notes(self) -> list[str]:

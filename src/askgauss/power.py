@@ -89,7 +89,7 @@ class AuditPlan:
                 "plant as many where it is to be."
             )
         return (
-            f"With {self.present:,} present and {self.absent:,} absent canaries over "
+            f"With {self.present:,} inserted and {self.absent:,} held-out canaries over "
             f"{self.steps:,} steps at sampling rate {self.sampling_rate:.4g}, {self.auditor.name} "
             f"would contradict a claim of epsilon {self.epsilon:g} at delta {self.delta:g} with "
             f"probability {self.power:.0%} (confidence {self.confidence:g}) if the true epsilon "

@@ -133,7 +133,7 @@ def _plan_monitor(
         half, most = (found[math.ceil(len(found) * share) - 1] for share in (0.5, power))
         rows.append((name, _step_or_never(half), _step_or_never(most)))
     say(
-        f"{present:,} present and {absent:,} absent canaries, noise {noise:.4g}, sampling rate "
+        f"{present:,} inserted and {absent:,} held-out canaries, noise {noise:.4g}, sampling rate "
         f"{sampling_rate:.4g}, error {error:g}; of {runs} simulated runs of {steps:,} steps:"
     )
     say(as_table(rows))

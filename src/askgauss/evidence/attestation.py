@@ -253,7 +253,7 @@ def _metrics(result: AuditResult) -> list[dict[str, Any]]:
         {
             "type": f"epsilon lower bound at delta {result.delta:g}",
             "value": number(result.epsilon_lower) if result.carries_bound else "none",
-            "slice": f"{result.present} present and {result.absent} absent canaries",
+            "slice": f"{result.present} inserted and {result.absent} held-out canaries",
             "confidenceInterval": {
                 "lowerBound": number(result.epsilon_lower),
                 "upperBound": "infinity",

@@ -480,7 +480,7 @@ def _no_number_is_enough(result: AuditResult) -> str:
             "rather than scores, over more of the steps."
         )
     return (
-        f"Not even {power.LARGEST_SIMULATED:,} present and as many absent canaries are "
+        f"Not even {power.LARGEST_SIMULATED:,} inserted and as many held-out canaries are "
         f"enough for {name} at this claim: audit with the default method, from the "
         "transcript where there is one."
     )
