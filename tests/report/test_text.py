@@ -110,5 +110,5 @@ def stated(scheme):
 def test_the_statement_names_the_scheme_that_was_claimed_and_the_one_that_was_used(scheme):
     told = stated(scheme)
     assert f"from a mechanism with {scheme}." in told
-    assert f"each present one drawn by {scheme}" in told
+    assert f"each inserted one drawn by {scheme}" in told
     assert "Poisson sampling rate" not in told
