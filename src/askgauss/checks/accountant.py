@@ -33,7 +33,10 @@ from askgauss.sampling import Poisson, ReplaceOne
 from askgauss.scores import CanaryScores
 from askgauss.stats.rounding import digits, two_digits_up, widened
 
-__all__ = ["CLIP_COUNT_CHECKS", "DECLARED_CHECKS", "NEIGHBOUR_CHECKS", "Neighbours"]
+__all__ = ["CLIP_COUNT_CHECKS", "DECLARED_CHECKS", "NEIGHBOUR_CHECKS", "REPORTED", "Neighbours"]
+
+# Before the epsilon that the accountant itself reports; `askgauss verify` reads it from there.
+REPORTED = "; the accountant reports "
 
 Data = CanaryScores | Transcript | LinearTranscript
 
@@ -98,7 +101,7 @@ def accounted_epsilon(context: Context) -> Finding | None:
     own = None if own is None else digits(own, 4)
     most = (1.0 + TOLERANCE) * float(claim.epsilon)
     counted = sum(steps for _, _, steps in facts.accounted)
-    says = "" if own is None else f"; the accountant reports {own:.4g}"
+    says = "" if own is None else f"{REPORTED}{own:.4g}"
     if own is not None and claim.adjacency == "replace":
         says += " under add-remove adjacency"
     beyond = least > most

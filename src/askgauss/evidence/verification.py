@@ -16,6 +16,7 @@ from typing import Any, Literal
 from askgauss import __version__
 from askgauss._text import confidence_in_words, number
 from askgauss.auditing import audit, audited, with_findings
+from askgauss.checks.accountant import REPORTED
 from askgauss.evidence.consistency import check_consistency
 from askgauss.evidence.standard import Standard
 from askgauss.exceptions import AskGaussError, FileFormatError
@@ -63,7 +64,7 @@ _MONITOR = "monitor"
 _MACHINE, _WATCHED = "environment", "watched"
 # Rests on the accountant's own epsilon too, which is asked for when the result is made.
 _ACCOUNTED = "accounted epsilon"
-_OWN_EPSILON = re.compile(r"; the accountant itself says ([^ ;]+)")
+_OWN_EPSILON = re.compile(f"{REPORTED}([^ ;]+)")
 _LABELS = {"holds": "OK", "fails": "FAILED", "not checked": "not checked"}
 
 
