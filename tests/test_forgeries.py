@@ -286,7 +286,7 @@ def _(files):
     return files.other(edit=edit)
 
 
-@forgery("a result of few plantings is called public", says="must not be published")
+@forgery("a result of few inclusions is called public", says="must not be published")
 def _(files):
     few = recorded(rate=0.001)
     result = replace(ag.audit(few, claim=CLAIM), private=False)
