@@ -116,7 +116,7 @@ class TestRows:
 class TestRendering:
     def test_text(self):
         lines = str(TABLE).splitlines()
-        assert lines[0].startswith("300 present and 300 absent canaries, delta 1e-05")
+        assert lines[0].startswith("300 inserted and 300 held-out canaries, delta 1e-05")
         assert "claimed epsilon 4" in lines[0]
         starts = [line.index("assuming") for line in lines[1:2]]
         for row, line in zip(TABLE.rows, lines[2:], strict=False):

@@ -55,7 +55,8 @@ def test_what_methods_assume_is_said_in_one_way():
     told = {re.match(r"`(\w+)`", row[0])[1]: row[2] for row in rows("docs/methods.md")}
     for name, level in told.items():
         assert level == kinds[name]().assumption.value, name
-    front = {re.match(r"`(\w+)`", row[0])[1]: row[-1] for row in rows("README.md")}
+    tight = [row for row in rows("README.md") if len(row) == 5]
+    front = {re.match(r"`(\w+)`", row[0])[1]: row[-1] for row in tight}
     compared = {name: level for name, level in front.items() if name in kinds}
     assert len(compared) >= 10
     assert compared == {name: told[name] for name in compared}

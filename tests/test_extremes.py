@@ -75,9 +75,6 @@ REFUSED = {
     "hardly any noise and a cap": lambda: accounting.truncated_epsilon(
         noise_multiplier=1e-20, sampling_rate=0.1, cap=20, records=100, steps=5, delta=1e-5
     ),
-    "a law of too many pairs of steps": lambda: sampling.MinSeparation(
-        separation=4, rate=0.1
-    ).epsilon_lower(noise_multiplier=2.0, steps=10**6, delta=1e-5),
     "records of a scheme": lambda: sampling.FixedSize(batch=2, records=HUGE),
     "canaries": lambda: ag.DiracCanaries(present=HUGE, absent=2, dimension=HUGE),
     "parameters": lambda: ag.DiracCanaries(present=2, absent=2, dimension=10**20),

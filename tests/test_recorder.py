@@ -880,7 +880,7 @@ def test_files_that_are_no_checkpoints_are_refused(tmp_path):
     odd = tmp_path / "odd.npz"
 
     archive.write_arrays(odd, "askgauss-recorder", 4, arrays, {"state": content["state"]})
-    refused(odd, r"schema <= 2, got 3.*newer askgauss.*Update")
+    refused(odd, r"schema <= 3, got 4.*newer askgauss.*Update")
     archive.write_arrays(odd, "askgauss-scores", 1, arrays, {"state": content["state"]})
     refused(odd, "kind 'askgauss-recorder', got 'askgauss-scores'")
     archive.write_arrays(odd, "askgauss-recorder", 3, arrays, {})

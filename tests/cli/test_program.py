@@ -60,6 +60,7 @@ def call(*arguments):
 # With the package's own __init__ out of the way, whatever that imports.
 package = types.ModuleType("askgauss")
 package.__path__ = [{source!r}]
+package.__version__ = "0"
 sys.modules["askgauss"] = package
 from askgauss.cli import main
 for arguments in (["--help"], ["version"], ["audit", "--help"]):

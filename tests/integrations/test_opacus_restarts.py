@@ -220,7 +220,7 @@ def test_steps_that_the_audit_did_not_see_earn_no_green():
         run.train(2)
     result = audit.result(claim=CLAIM)
     assert result.verdict is not ag.Verdict.CONSISTENT
-    assert "16 steps were seen of 24 that were accounted for" in str(
+    assert "16 steps were recorded of 24 that were accounted for" in str(
         finding(result, "step count").summary
     )
     (steps,) = (part for part in result.scope if part.name == "steps")

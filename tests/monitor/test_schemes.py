@@ -124,7 +124,8 @@ def test_a_coarse_bound_of_a_scheme_is_below_its_bound(scheme, least):
         for steps in (1, 7, 60, 600):
             run = {"noise_multiplier": noise, "steps": steps, "delta": 1e-5}
             exact, coarse = scheme.epsilon_lower(**run), scheme.coarse_epsilon_lower(**run)
-            assert 0.0 <= coarse <= exact * (1.0 + 1e-9)
+            # Both are found by a search, each to a millionth.
+            assert 0.0 <= coarse <= exact * (1.0 + 1e-6)
             if steps == 600 and noise >= 2.0:
                 assert coarse >= least * exact, (noise, coarse, exact)
 

@@ -13,6 +13,8 @@ import pytest
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, MissingExtraError
 from paper import sweep
 
+ROOT = Path(__file__).parents[2]
+
 GRID = sweep.Grid(
     epsilons=(2.0, 8.0),
     seeds=3,
@@ -116,10 +118,10 @@ def test_a_worker_killed_in_a_sweep_is_replaced_and_nothing_counts_twice(tmp_pat
 def test_a_sweep_starts_a_cluster_of_its_own(tmp_path):
     """In a process of its own, as a user would."""
     pytest.importorskip("ray")
-    command = [sys.executable, "-m", "askgauss", "sweep", "--ray", "local", "--seeds", "2"]
+    command = [sys.executable, "-m", "paper", "sweep", "--ray", "local", "--seeds", "2"]
     command += ["--steps", "20", "--present", "40", "--absent", "40", "--epsilon", "2"]
     command += ["--auditor", "gaussian-shift", "--folder", str(tmp_path / "sweep")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT)
     if "Ray did not start" in done.stderr:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,6 @@ from askgauss.cli.planning_commands import faults, plan, selftest, simulate, the
 from askgauss.cli.program import Command, ConfigFile, Debug, Program, Quiet
 from askgauss.cli.terminal import say
 from askgauss.cli.watch_command import watch
-from askgauss.files.run_folder import installed_versions
 
 app = typer.Typer(
     cls=Program,
@@ -66,6 +65,8 @@ def program(
 
 def version() -> None:
     """Print the version of askgauss and of its dependencies."""
+    from askgauss.files.run_folder import installed_versions
+
     say("\n".join(f"{name} {number}" for name, number in installed_versions().items()))
 
 

@@ -584,6 +584,7 @@ def selftest(
     from askgauss.stats.score_law import ScoreLaw
 
     _validate.count(maximum=_MOST_AUDITS, audits=audits)
+    _validate.integer(0, seed=seed)
     check_canaries(present, absent)
     method = auditor_named(auditor)
     law = ScoreLaw(steps=steps, sampling_rate=sampling_rate, noise_multiplier=noise_multiplier)

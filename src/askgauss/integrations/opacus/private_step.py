@@ -343,7 +343,9 @@ class PrivateSteps:
         kept = arrays.get("state")
         if isinstance(kept, dict):
             # Each step states its own, which a schedule or adaptive clipping may have moved since.
-            arrays = arrays | {"state": kept | {"clip_norm": recorder.clip_norm}}
+            settings = kept.get("settings") or {}
+            moved = {**settings, "clip_norm": recorder.clip_norm}
+            arrays = arrays | {"state": {**kept, "settings": moved}}
         recorder.load_state_dict(arrays)
         self.recorder, self.accumulated, self.included = recorder, accumulated, included
         self._count.recorded = recorder.steps
