@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from askgauss.exceptions import FileFormatError
-from askgauss.files import atomic
-from askgauss.files.run_folder import installed_versions
+from askgauss.files import atomic, installed_versions
 from paper.figures_bounds import (
     BoundsFigure,
     CanariesFigure,

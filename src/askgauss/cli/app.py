@@ -65,7 +65,7 @@ def program(
 
 def version() -> None:
     """Print the version of askgauss and of its dependencies."""
-    from askgauss.files.run_folder import installed_versions
+    from askgauss.files import installed_versions
 
     say("\n".join(f"{name} {number}" for name, number in installed_versions().items()))
 

@@ -16,44 +16,24 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from askgauss import __version__
 from askgauss.exceptions import FileFormatError
-from askgauss.files import atomic, codec
+from askgauss.files import atomic, codec, installed_versions
 from askgauss.files.atomic import locked
 
-__all__ = ["RunFolder", "RunRecord", "installed_versions"]
+__all__ = ["RunFolder", "RunRecord"]
 
 _KIND, _CONTENT_KIND = "askgauss-run", "askgauss-run-content"
 _SCHEMA = 2
 _LOCK = ".lock"
-_DISTRIBUTIONS = ("numpy", "scipy", "dp-accounting", "torch", "opacus", "scikit-learn")
 # Calibrated noise is known to seven digits; beyond them it depends on the number of threads.
 _SAME = 1e-6
-
-
-def installed_versions() -> dict[str, str]:
-    """Versions by name, read without importing anything; what is not installed is left out.
-
-    Examples:
-        >>> list(installed_versions())[:3]
-        ['askgauss', 'python', 'numpy']
-    """
-    found = {"askgauss": __version__, "python": platform.python_version()}
-    for name in _DISTRIBUTIONS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
