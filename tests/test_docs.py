@@ -60,3 +60,45 @@ def test_what_methods_assume_is_said_in_one_way():
     compared = {name: level for name, level in front.items() if name in kinds}
     assert len(compared) >= 10
     assert compared == {name: told[name] for name in compared}
+
+
+# Words of an English of our own, and what is written instead in the glossary.
+RETIRED = (
+    r"\bcoins?\b",
+    r"\blaws?\b",
+    r"\bsound runs?\b",
+    r"\bheld against\b",
+    r"\bwould (?:see|show|notice)\b",
+    r"\bplant(?:s|ed|ing|ings)?\b",
+    r"\bbreach(?:es)?\b",
+    r"\bmend(?:s|ed)?\b",
+    r"\bwitness(?:es)?\b",
+    r"\bso many\b",
+    r"\bgone on with\b",
+    r"\bwhole transcript\b",
+    r"\bgate error\b",
+    r"\btold\b",
+    r"\bworlds?\b",
+    r"\b(?:present|absent) (?:canar\w+|ones?|scores?)\b",
+    r"\bspeaks?\b",
+)
+START = (
+    "README.md",
+    "CONTRIBUTING.md",
+    *(
+        f"docs/{name}.md"
+        for name in (
+            *("index", "first-audit", "opacus", "trainers", "own-loop", "blackbox", "jax"),
+            *("adversaries", "verdicts", "is-the-noise-there", "pitfalls", "audit-pitfalls"),
+            *("canaries-and-power", "training-to-gate", "ci-gate", "glossary", "compliance"),
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize("page", START)
+def test_pages_people_start_with_use_the_words_of_the_field(page):
+    text = re.sub(r"^ *```.*?^ *```", "", (ROOT / page).read_text(), flags=re.M | re.S)
+    text = re.sub(r"`[^`]*`", "", text)
+    found = [word[0] for item in RETIRED for word in re.finditer(item, text, re.IGNORECASE)]
+    assert not found
