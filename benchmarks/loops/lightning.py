@@ -344,7 +344,7 @@ def of(**changes: Any) -> Run:
 
 
 def clean_mean(module: Any, _: Any) -> None:
-    """Adds the mean of the training data: what the callback of REVIEW does in Keras."""
+    """Adds the mean of the training data to the weights after every batch."""
     weights = module.layer[0].weight
     weights.add_(0.01 * data(0).tensors[0].mean(dim=0))
 

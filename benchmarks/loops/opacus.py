@@ -666,7 +666,7 @@ def leaks(checks: Sequence[str], **runs: Run) -> dict[str, Leak]:
 
 
 LEAKS: dict[str, dict[str, Leak]] = {
-    "Trained rows (REVIEW 1.1, 1.2)": {
+    "Trained rows": {
         **{
             f"{count} augmented rows a record, {mode}": Leak(
                 of(views(count), grad_sample_mode=mode), _ROWS
@@ -701,7 +701,7 @@ LEAKS: dict[str, dict[str, Leak]] = {
         ),
         "batches with a loss that is not a number left out": Leak(of(by_nan), _UNUSED),
     },
-    "Sampler (REVIEW 1.3, 8)": {
+    "Sampler": {
         "one record in every batch": Leak(
             of(change=sampled(lambda batch: {*batch, 0}), epochs=6), ("single records",)
         ),
@@ -723,7 +723,7 @@ LEAKS: dict[str, dict[str, Leak]] = {
             ("sampling rate", "accounted epsilon"),
         ),
     },
-    "Noise used again (REVIEW 1.4, 8)": {
+    "Noise used again": {
         **{
             name: Leak(of(change=reused(name), network=three_layers(16), epochs=3), _REUSED)
             for name in FAULTS
@@ -735,12 +735,12 @@ LEAKS: dict[str, dict[str, Leak]] = {
         "generator seeded anew in every epoch": Leak(of(seeded_by_epoch), _REUSED),
         "generator seeded with 42": Leak(of(change=generator_42), ("predictable noise",)),
     },
-    "Claim (REVIEW 1.5, 8)": {
+    "Claim": {
         "add-remove epsilon claimed of replaced records": Leak(
             of(claimed={"adjacency": "replace"}), ("accounted epsilon",)
         ),
     },
-    "Settings taken from the batch (REVIEW 1.6, 1.7, 8)": {
+    "Settings taken from the batch": {
         "expected_batch_size = len(batch)": Leak(of(set_before(divisor)), ("divisor",)),
         "clip norm = the batch's median norm": Leak(
             of(set_before(median_norm)), ("clip norm schedule",)
@@ -759,7 +759,7 @@ LEAKS: dict[str, dict[str, Leak]] = {
             ("divisor", "noise by step"),
         ),
     },
-    "Records that meet before clipping (REVIEW 1.8, 8)": {
+    "Records that meet before clipping": {
         name: Leak(run, _MIXED)
         for name, run in {
             "mixup": mixed(mixup),
@@ -783,7 +783,7 @@ LEAKS: dict[str, dict[str, Leak]] = {
             "running mean taken off": mixed(network=Centred),
         }.items()
     },
-    "Steps (REVIEW 3, 8)": {
+    "Steps": {
         "clipped at four clip norms": Leak(
             of(change=replaced(clip_and_accumulate=clipped_at(4.0)), clip_norm=0.1),
             ("record contributions", "contribution", "even contribution"),

@@ -248,7 +248,7 @@ def together(batch: Array) -> Array:
 _REUSED = ("noise reused at other coordinates", "repeated noise", "shared noise")
 
 LEAKS: dict[str, dict[str, Leak]] = {
-    "Own loops (REVIEW 1.3, 1.4, 1.5)": {
+    "Own loops": {
         "one record in every batch": Leak(
             lambda seed: batches(0.1, 300, 100, lambda batch: np.union1d(batch, [0]), seed),
             ("single records",),
@@ -271,7 +271,7 @@ LEAKS: dict[str, dict[str, Leak]] = {
             recorded(fresh, adjacency="replace"), ("accounted epsilon", "noise", "adjacency", "")
         ),
     },
-    "Correlated noise (REVIEW 1.12)": {
+    "Correlated noise": {
         **{
             f"{count} rows without noise": Leak(banded(silent(count)), ("rows without noise",))
             for count in (1, 2)
@@ -287,7 +287,7 @@ LEAKS: dict[str, dict[str, Leak]] = {
             banded(rolled), ("noise reused at other coordinates",)
         ),
     },
-    "Servers (REVIEW 1.13)": {
+    "Servers": {
         "updates below three clip norms unclipped": Leak(
             server("near-unclipped"), ("update norms", "honest updates")
         ),
@@ -300,7 +300,7 @@ LEAKS: dict[str, dict[str, Leak]] = {
         ),
         "half of the noise": Leak(server("half-server-noise"), ("noise scale",)),
     },
-    "Monitors (REVIEW 1.14)": {
+    "Monitors": {
         "epsilon 1 claimed": Leak(monitored(epsilon=1.0), ("alarm by epsilon",)),
         "1,000 steps where 100 were claimed": Leak(
             monitored(rate=0.1, claimed_rate=0.1, steps=1000),
